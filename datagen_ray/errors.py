@@ -137,7 +137,19 @@ class PipelineMismatchError(DamagedLogError):
 
 
 class CorruptWalError(DamagedLogError):
-    """A WAL entry cannot be decoded."""
+    """A WAL entry cannot be decoded.
+
+    ``last`` tells the newest entry of a shard, which a lost machine can leave half written and
+    which was never acknowledged, from one that others follow.
+    """
+
+    def __init__(
+        self, message: str, *, shard_id: str = "", position: int = 0, last: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.shard_id = shard_id
+        self.position = position
+        self.last = last
 
 
 class InternalError(DatagenError):

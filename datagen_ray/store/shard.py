@@ -1,0 +1,319 @@
+"""Shard manifests and WAL tails: read, and drained of what was merged.
+
+A shard's manifest is one immutable protobuf file a version. Versions have no gaps, because they
+are never collected, so the latest is found by starting anywhere known and probing upward. It
+says which WAL entries are already in SSTables (``replay_after``), which SSTables there are, and
+who may write (``writer_epoch``).
+
+A WAL entry is one Arrow IPC stream. The tail is what follows ``replay_after``, up to the first
+position that is missing; a claim marks its place in it with an entry without rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
+
+from datagen_ray.errors import CorruptWalError, DamagedLogError, StorageError
+from datagen_ray.store import layout
+from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
+
+TOMBSTONE_COLUMN = "_tombstone"
+_EPOCH_KEY = b"writer_epoch"
+_SENTINEL_KEY = b"fence_sentinel"
+_MAX_DRAIN_CONFLICTS = 100
+
+
+@dataclass(frozen=True)
+class SsTable:
+    """One flushed generation, as the shard manifest lists it. ``path`` is relative to the shard."""
+
+    generation: int
+    path: str
+    in_memory_bytes: int = 0
+    physical_rows: int = 0
+
+
+@dataclass(frozen=True)
+class ShardManifest:
+    """One version of a shard's manifest.
+
+    ``replay_after``: the highest WAL position that SSTables hold; the tail starts behind it.
+    ``raw``: the file as it was read, with every field that this package does not know.
+    """
+
+    shard_id: str
+    version: int
+    writer_epoch: int
+    replay_after: int
+    last_seen: int
+    current_generation: int
+    sstables: tuple[SsTable, ...]
+    raw: bytes = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class WalEntry:
+    """The rows of one WAL entry and the epoch of the writer that put it."""
+
+    position: int
+    rows: pa.Table
+    writer_epoch: int
+
+
+@dataclass(frozen=True)
+class WalTail:
+    """A run of WAL entries without a hole; ``next_position`` is the first that was missing."""
+
+    entries: tuple[WalEntry, ...]
+    next_position: int
+
+
+def list_shards(storage: LogStorage) -> list[str]:
+    """The ids of all shards that were ever claimed in a log, sorted."""
+    names = storage.list_folders(layout.MEM_WAL_FOLDER)
+    return sorted(shard for name in names if (shard := layout.parse_shard_name(name)))
+
+
+def read_manifest(storage: LogStorage, shard: str, version: int) -> ShardManifest | None:
+    """One version of a shard's manifest, or None when it does not exist (yet).
+
+    Raises DamagedLogError when the file is there but is not that manifest.
+    """
+    raw = storage.get(layout.manifest_key(shard, version))
+    return None if raw is None else decode_manifest(raw, shard, version)
+
+
+def read_latest_manifest(
+    storage: LogStorage, shard: str, *, known: ShardManifest | None = None
+) -> ShardManifest | None:
+    """The newest manifest of a shard, or None when the shard was never claimed.
+
+    Starts at ``known`` where the caller has an earlier one, else at the hint, which may be
+    missing, stale or garbage, and probes upward.
+    """
+    latest = known
+    if latest is None:
+        hinted = _read_hint(storage, shard)
+        latest = read_manifest(storage, shard, hinted) if hinted else None
+    if latest is None:
+        names = (file.name for file in storage.list_files(layout.manifest_folder(shard)))
+        versions = [version for name in names if (version := layout.parse_manifest_name(name))]
+        if not versions:
+            return None
+        latest = read_manifest(storage, shard, max(versions))
+    while latest is not None:
+        newer = read_manifest(storage, shard, latest.version + 1)
+        if newer is None:
+            break
+        latest = newer
+    return latest
+
+
+def read_wal_tail(storage: LogStorage, shard: str, after: int) -> WalTail:
+    """Every WAL entry behind a position, in order, without the ones that carry no rows.
+
+    Raises CorruptWalError for an entry that cannot be decoded; its ``last`` says whether it is
+    the newest, which cannot have been acknowledged, or whether entries follow it.
+    """
+    if storage.is_local:
+        position, files = after + 1, []
+        while (data := storage.get(layout.wal_key(shard, position))) is not None:
+            files.append((position, data))
+            position += 1
+    else:
+        files = _fetch_tail(storage, shard, after)
+    entries = []
+    for position, data in files:
+        entry = _decode_entry(storage, shard, position, data)
+        if entry is not None:
+            entries.append(entry)
+    return WalTail(tuple(entries), after + 1 + len(files))
+
+
+def probe_wal(storage: LogStorage, shard: str, after: int) -> int:
+    """The last position of the run of WAL entries behind a position; ``after`` if there is none."""
+    while storage.exists(layout.wal_key(shard, after + 1)):
+        after += 1
+    return after
+
+
+def drain_generation(storage: LogStorage, shard: str, generation: int) -> ShardManifest:
+    """Drop a merged generation from the shard's manifest; return the manifest without it.
+
+    Writes the next version from a fresh read, all else unchanged, and starts again when someone
+    else wrote that version first: a claim in between therefore keeps its epoch. Draining what is
+    not listed (any more) changes nothing. The version hint is left alone.
+    """
+    latest: ShardManifest | None = None
+    for _ in range(_MAX_DRAIN_CONFLICTS):
+        latest = read_latest_manifest(storage, shard, known=latest)
+        if latest is None:
+            raise DamagedLogError(
+                f"shard {shard} of {storage.uri} has no manifest, so generation {generation} "
+                "cannot be drained; nothing must delete files below _mem_wal"
+            )
+        if all(table.generation != generation for table in latest.sstables):
+            return latest
+        raw = _without_generation(latest, generation)
+        key = layout.manifest_key(shard, latest.version + 1)
+        if storage.put_if_absent(key, raw):
+            return decode_manifest(raw, shard, latest.version + 1)
+    raise StorageError(
+        f"shard {shard} of {storage.uri} changed {_MAX_DRAIN_CONFLICTS} times while generation "
+        f"{generation} was being drained; drain it again when there is less going on"
+    )
+
+
+def decode_manifest(raw: bytes, shard: str, version: int) -> ShardManifest:
+    """Parse a manifest file. Raises DamagedLogError unless it is that version of that shard."""
+    message: Any = _manifest_class()()
+    try:
+        message.ParseFromString(raw)
+        stored_shard = str(uuid.UUID(bytes=message.shard_id.value))
+    except (DecodeError, ValueError) as error:
+        raise _damaged_manifest(shard, version, f"{len(raw)} bytes do not decode") from error
+    if (message.version, stored_shard) != (version, shard):
+        raise _damaged_manifest(
+            shard, version, f"it holds version {message.version} of shard {stored_shard}"
+        )
+    return ShardManifest(
+        shard_id=shard,
+        version=version,
+        writer_epoch=message.writer_epoch,
+        replay_after=message.replay_after,
+        last_seen=message.last_seen,
+        current_generation=message.current_generation,
+        sstables=tuple(
+            SsTable(table.generation, table.path, table.in_memory_bytes, table.physical_rows)
+            for table in message.sstables
+        ),
+        raw=raw,
+    )
+
+
+def _damaged_manifest(shard: str, version: int, reason: str) -> DamagedLogError:
+    return DamagedLogError(
+        f"manifest version {version} of shard {shard} is damaged: {reason}; if the machine lost "
+        "power, run the repair command, else restore the file"
+    )
+
+
+def _read_hint(storage: LogStorage, shard: str) -> int | None:
+    raw = storage.get(layout.version_hint_key(shard))
+    if raw is None:
+        return None
+    try:
+        hint = json.loads(raw)
+    except ValueError:
+        return None
+    version = hint.get("version") if isinstance(hint, dict) else None
+    return version if type(version) is int and 0 < version < 1 << 63 else None
+
+
+def _without_generation(manifest: ShardManifest, generation: int) -> bytes:
+    message: Any = _manifest_class()()
+    message.ParseFromString(manifest.raw)
+    message.version = manifest.version + 1
+    kept = [table for table in message.sstables if table.generation != generation]
+    del message.sstables[:]
+    message.sstables.extend(kept)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _fetch_tail(storage: LogStorage, shard: str, after: int) -> list[tuple[int, bytes]]:
+    """List, fetch in parallel, then probe on for what was put since the listing."""
+    names = (file.name for file in storage.list_files(layout.wal_folder(shard)))
+    listed = {position for name in names if (position := layout.parse_wal_name(name))}
+    files: list[tuple[int, bytes]] = []
+    position = after + 1
+    while True:
+        wanted = []
+        while position + len(wanted) in listed and len(wanted) < 4 * PARALLEL_REQUESTS:
+            wanted.append(position + len(wanted))
+        if not wanted:
+            wanted = [position]
+        found = storage.get_many([layout.wal_key(shard, number) for number in wanted])
+        for number, data in zip(wanted, found, strict=True):
+            if data is None:
+                return files
+            files.append((number, data))
+        position += len(wanted)
+
+
+def _decode_entry(storage: LogStorage, shard: str, position: int, data: bytes) -> WalEntry | None:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            metadata = reader.schema.metadata or {}
+            if metadata.get(_SENTINEL_KEY) == b"true":
+                return None
+            epoch = int(metadata[_EPOCH_KEY])
+            rows = reader.read_all()
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        last = not storage.exists(layout.wal_key(shard, position + 1))
+        cure = (
+            "it is the newest, so nothing in it was acknowledged: the repair command sets it aside"
+            if last
+            else "entries follow it, so acknowledged rows are lost: restore the file"
+        )
+        raise CorruptWalError(
+            f"WAL entry {position} of shard {shard} in {storage.uri} cannot be decoded "
+            f"({len(data)} bytes); {cure}",
+            shard_id=shard,
+            position=position,
+            last=last,
+        ) from error
+    if TOMBSTONE_COLUMN in rows.column_names:
+        rows = rows.drop_columns([TOMBSTONE_COLUMN])
+    return WalEntry(position, rows.replace_schema_metadata(None), epoch)
+
+
+@functools.cache
+def _manifest_class() -> type[Message]:
+    """The manifest's message type: the fields that are used here; others survive a rewrite."""
+    number = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="datagen_ray/shard_manifest.proto", package="datagen_ray.store", syntax="proto3"
+    )
+
+    def declare(message: str, fields: list[tuple[str, int, int, str | None]]) -> None:
+        described = file.message_type.add(name=message)
+        for name, tag, kind, nested in fields:
+            added = described.field.add(name=name, number=tag, type=kind)  # type: ignore[arg-type]
+            added.label = number.LABEL_REPEATED if name == "sstables" else number.LABEL_OPTIONAL
+            if nested:
+                added.type_name = f".datagen_ray.store.{nested}"
+
+    declare("ShardId", [("value", 1, number.TYPE_BYTES, None)])
+    declare(
+        "SsTable",
+        [
+            ("generation", 1, number.TYPE_UINT64, None),
+            ("path", 2, number.TYPE_STRING, None),
+            ("in_memory_bytes", 3, number.TYPE_UINT64, None),
+            ("physical_rows", 4, number.TYPE_UINT64, None),
+        ],
+    )
+    declare(
+        "ShardManifest",
+        [
+            ("version", 1, number.TYPE_UINT64, None),
+            ("writer_epoch", 2, number.TYPE_UINT64, None),
+            ("replay_after", 3, number.TYPE_UINT64, None),
+            ("last_seen", 4, number.TYPE_UINT64, None),
+            ("current_generation", 6, number.TYPE_UINT64, None),
+            ("sstables", 8, number.TYPE_MESSAGE, "SsTable"),
+            ("shard_id", 11, number.TYPE_MESSAGE, "ShardId"),
+        ],
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName("datagen_ray.store.ShardManifest")
+    return message_factory.GetMessageClass(descriptor)
