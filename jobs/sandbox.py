@@ -96,7 +96,7 @@ class _Server:
         # The children may not even be able to enter it: it is empty and stays so.
         self._cwd = tempfile.mkdtemp(prefix="datagen-sandbox-")
         self._process = subprocess.Popen(  # noqa: S603 - our own file, no shell
-            [sys.executable, "-s", "-S", "-B", "-X", "utf8", str(_CHILD)],
+            [sys.executable, "-s", "-S", "-B", "-W", "ignore", "-X", "utf8", str(_CHILD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
