@@ -1,0 +1,304 @@
+"""The consistent read: everything that was acknowledged, each event once.
+
+Vocabulary. A shard's rows lie on three levels: WAL *tail* (entries that no SSTable holds yet),
+*SSTables* (flushed generations), *base table* (what was merged). While a read gathers them, rows
+move down: a tail is flushed, an SSTable merged, a merged one drained. A row may then be seen on
+two levels, and must never be seen on none.
+
+Flow of one read (:meth:`LogReader.snapshot`):
+
+1. each shard's newest manifest;
+2. its WAL entries behind ``replay_after``, up to the first missing position;
+3. the manifest again: if its ``replay_after`` has passed into what step 2 looked for, the tail was
+   flushed (and may have been collected) under the reader, who starts again;
+4. the SSTables that the manifest of step 1 lists;
+5. the base table as of after step 1, so that what was drained before it is in there.
+
+Rows are deduplicated by ``event_id``. Identical copies count once. Copies with other content are
+all handed on: the fold of that item, and the bulk reads, report them as a violation.
+
+WAL entries and SSTables are immutable, so a reader keeps what it has fetched until the manifest
+drops it; a second read costs only what is new.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from datagen_ray.errors import StorageError
+from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
+from datagen_ray.store import layout
+from datagen_ray.store.creation import open_log
+from datagen_ray.store.lance_errors import LANCE_ERRORS, is_not_found, translate
+from datagen_ray.store.shard import (
+    ShardManifest,
+    WalEntry,
+    list_shards,
+    read_latest_manifest,
+    read_wal_tail,
+)
+from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
+
+MAX_RESTARTS = 20
+"""How often a read starts again because sources vanish under it before it gives up."""
+
+_SCAN_BATCH_ROWS = 65_536
+
+
+class SourceVanishedError(StorageError):
+    """An SSTable was drained and collected between listing and reading it; read again."""
+
+
+@dataclass
+class _ShardCache:
+    """What a reader holds of one shard: the manifest last seen and the tail behind it."""
+
+    manifest: ShardManifest | None = None
+    entries: dict[int, WalEntry] = field(default_factory=dict)
+    next_position: int = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One consistent view of a log. Cheap to hold; its methods read.
+
+    ``tail`` has the rows of all WAL tails with every column of the log.
+    """
+
+    base: Any
+    sstables: tuple[Any, ...]
+    tail: tuple[pa.Table, ...]
+    manifests: tuple[ShardManifest, ...]
+
+    def upper(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        """The matching rows above the base table, oldest copy first, each content once."""
+        wanted = _with_id(columns)
+        tables = [_scan(dataset, wanted, where) for dataset in self.sstables]
+        for rows in self.tail:
+            matching = rows if where is None else rows.filter(where)
+            tables.append(matching.select(wanted))
+        if not tables:
+            return _empty(wanted)
+        return dedupe(pa.concat_tables(tables, promote_options="permissive"))
+
+    def read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        """The matching rows of all levels as one table; for results that fit in memory."""
+        wanted = _with_id(columns)
+        tables = [_scan(self.base, wanted, where), self.upper(columns, where)]
+        return dedupe(pa.concat_tables(tables, promote_options="permissive")).select(list(columns))
+
+    def stream(self, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.Table]:
+        """The matching rows of all levels, base first, in pieces; memory holds the upper levels.
+
+        A copy above of a row in the base is dropped when identical on ``columns``, else yielded.
+        """
+        wanted = _with_id(columns)
+        upper = self.upper(columns, where)
+        upper_ids = upper.column("event_id").combine_chunks() if upper.num_rows else None
+        copies: list[pa.Table] = []
+        for batch in _batches(self.base, wanted, where):
+            piece = pa.Table.from_batches([batch])
+            if upper_ids is not None:
+                seen = pc.is_in(piece.column("event_id"), value_set=upper_ids)
+                if pc.any(seen).as_py():
+                    copies.append(piece.filter(seen))
+            yield piece.select(list(columns))
+        if upper.num_rows == 0:
+            return
+        if copies:
+            upper = _without_copies(upper, pa.concat_tables(copies))
+        if upper.num_rows:
+            yield upper.select(list(columns))
+
+    def blob(self, event_id: str) -> tuple[bool, bytes | None]:
+        """``(found, bytes)`` of an event's blob column; only that row's bytes are read."""
+        where = pc.field("event_id") == event_id
+        for dataset in (self.base, *self.sstables):
+            row_ids = _scan(dataset, ["event_id"], where, row_ids=True)
+            if row_ids.num_rows:
+                row = dataset._take_rows(
+                    row_ids.column("_rowid").to_pylist()[:1], columns=[BLOB_COLUMN]
+                )
+                return True, row.column(BLOB_COLUMN)[0].as_py()
+        for rows in self.tail:
+            matching = rows.filter(where)
+            if matching.num_rows:
+                return True, matching.column(BLOB_COLUMN)[0].as_py()
+        return False, None
+
+
+class LogReader:
+    """Makes snapshots of one log. Thread safe; opens and claims nothing but files to read."""
+
+    def __init__(
+        self, storage: LogStorage, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self._storage = storage
+        self._options = dict(storage_options or {}) or None
+        self._lock = threading.Lock()
+        self._shards: dict[str, _ShardCache] = {}
+        self._sstables: dict[str, Any] = {}
+        self._base = open_log(storage.uri, storage_options)
+
+    def snapshot(self) -> Snapshot:
+        """A view that holds every event acknowledged before this call.
+
+        Raises :class:`StorageError` when the storage does not answer, or keeps changing.
+        """
+        for _ in range(MAX_RESTARTS):
+            with self._lock:
+                try:
+                    return self._snapshot()
+                except SourceVanishedError:
+                    continue
+        raise StorageError(
+            f"the shards of {self._storage.uri} changed {MAX_RESTARTS} times while they were "
+            "read; try again when there is less going on"
+        )
+
+    def _snapshot(self) -> Snapshot:
+        shards = list_shards(self._storage)
+        if self._storage.is_local or len(shards) < 2:
+            views = [self._refresh_shard(shard) for shard in shards]
+        else:
+            with ThreadPoolExecutor(min(len(shards), PARALLEL_REQUESTS)) as pool:
+                views = list(pool.map(self._refresh_shard, shards))
+        manifests = tuple(manifest for manifest, _ in views if manifest is not None)
+        tables = {
+            layout.sstable_key(manifest.shard_id, table.path)
+            for manifest in manifests
+            for table in manifest.sstables
+        }
+        for stale in set(self._sstables) - tables:
+            del self._sstables[stale]
+        sstables = tuple(self._open_sstable(key) for key in sorted(tables))
+        try:
+            # A new handle for a new version: the old one may be in use by an earlier snapshot.
+            if self._base.latest_version != self._base.version:
+                self._base = open_log(self._storage.uri, self._options)
+        except LANCE_ERRORS as error:
+            raise translate(error, f"reading {self._storage.uri}") from error
+        tail = tuple(rows for _, entries in views for rows in entries)
+        return Snapshot(self._base, sstables, tail, manifests)
+
+    def _refresh_shard(self, shard: str) -> tuple[ShardManifest | None, list[pa.Table]]:
+        cache = self._shards.setdefault(shard, _ShardCache())
+        for _ in range(MAX_RESTARTS):
+            manifest = read_latest_manifest(self._storage, shard, known=cache.manifest)
+            if manifest is None:
+                return None, []
+            after = max(manifest.replay_after, cache.next_position - 1)
+            tail = read_wal_tail(self._storage, shard, after)
+            again = read_latest_manifest(self._storage, shard, known=manifest)
+            cache.manifest = manifest
+            if again is not None and again.replay_after >= tail.next_position:
+                # Flushed past the place where we stopped: the entry that we did not find may have
+                # been collected rather than not written yet.
+                cache.manifest = again
+                cache.entries.clear()
+                cache.next_position = again.replay_after + 1
+                continue
+            cache.next_position = tail.next_position
+            cache.entries.update((entry.position, entry) for entry in tail.entries)
+            for position in [p for p in cache.entries if p <= manifest.replay_after]:
+                del cache.entries[position]
+            rows = [cache.entries[p].rows for p in sorted(cache.entries)]
+            return manifest, [piece.select(DATAGEN_SCHEMA.names) for piece in rows]
+        raise SourceVanishedError(f"shard {shard} of {self._storage.uri} keeps changing")
+
+    def _open_sstable(self, key: str) -> Any:
+        dataset = self._sstables.get(key)
+        if dataset is None:
+            uri = self._storage.path(key) if self._storage.is_local else self._uri(key)
+            try:
+                dataset = lance.dataset(uri, storage_options=self._options)
+            except LANCE_ERRORS as error:
+                if is_not_found(error):
+                    raise SourceVanishedError(f"{uri} was collected while it was read") from error
+                raise translate(error, f"reading {uri}") from error
+            self._sstables[key] = dataset
+        return dataset
+
+    def _uri(self, key: str) -> str:
+        return f"{self._storage.uri.rstrip('/')}/{key}"
+
+
+def dedupe(rows: pa.Table) -> pa.Table:
+    """Each content once: of identical rows the first stays, differing copies of an id all stay."""
+    ids = rows.column("event_id")
+    if rows.num_rows == 0 or len(pc.unique(ids)) == rows.num_rows:
+        return rows
+    counts = pc.value_counts(ids)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    is_copy = pc.is_in(ids, value_set=repeated)
+    numbered = rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64()))
+    drop: list[int] = []
+    seen: set[tuple[object, ...]] = set()
+    for row in numbered.filter(is_copy).to_pylist():
+        number = row.pop("_row")
+        content = _content(row)
+        if content in seen:
+            drop.append(number)
+        seen.add(content)
+    if not drop:
+        return rows
+    keep = pc.invert(pc.is_in(numbered.column("_row"), value_set=pa.array(drop, pa.int64())))
+    return rows.filter(keep)
+
+
+def _without_copies(upper: pa.Table, base_rows: pa.Table) -> pa.Table:
+    """The rows of ``upper`` without those that the base table holds identically."""
+    held = {_content(row) for row in base_rows.to_pylist()}
+    in_base = pc.is_in(upper.column("event_id"), value_set=base_rows.column("event_id"))
+    keep = [
+        not (copy and _content(row) in held)
+        for copy, row in zip(in_base.to_pylist(), upper.to_pylist(), strict=True)
+    ]
+    return upper.filter(pa.array(keep, pa.bool_()))
+
+
+def _content(row: dict[str, object]) -> tuple[object, ...]:
+    # NaN is not equal to itself, but a stored NaN is the same content as another.
+    return tuple(repr(v) if isinstance(v, float) else v for v in row.values())
+
+
+def _with_id(columns: Sequence[str]) -> list[str]:
+    return list(columns) if "event_id" in columns else ["event_id", *columns]
+
+
+def _empty(columns: Sequence[str]) -> pa.Table:
+    return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
+
+
+def _scan(
+    dataset: Any, columns: Sequence[str], where: pc.Expression | None, *, row_ids: bool = False
+) -> pa.Table:
+    try:
+        return dataset.scanner(columns=list(columns), filter=where, with_row_id=row_ids).to_table()
+    except LANCE_ERRORS as error:
+        raise _read_error(error, dataset) from error
+
+
+def _batches(
+    dataset: Any, columns: Sequence[str], where: pc.Expression | None
+) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from dataset.scanner(
+            columns=list(columns), filter=where, batch_size=_SCAN_BATCH_ROWS
+        ).to_batches()
+    except LANCE_ERRORS as error:
+        raise _read_error(error, dataset) from error
+
+
+def _read_error(error: Exception, dataset: Any) -> Exception:
+    if is_not_found(error):
+        return SourceVanishedError(f"{dataset.uri} was collected while it was read")
+    return translate(error, f"reading {dataset.uri}")
