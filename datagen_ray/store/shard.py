@@ -235,7 +235,7 @@ def _fetch_tail(storage: LogStorage, shard: str, after: int) -> list[tuple[int, 
     files: list[tuple[int, bytes]] = []
     position = after + 1
     while True:
-        wanted = []
+        wanted: list[int] = []
         while position + len(wanted) in listed and len(wanted) < 4 * PARALLEL_REQUESTS:
             wanted.append(position + len(wanted))
         if not wanted:
@@ -286,7 +286,7 @@ def _manifest_class() -> type[Message]:
     def declare(message: str, fields: list[tuple[str, int, int, str | None]]) -> None:
         described = file.message_type.add(name=message)
         for name, tag, kind, nested in fields:
-            added = described.field.add(name=name, number=tag, type=kind)  # type: ignore[arg-type]
+            added = described.field.add(name=name, number=tag, type=kind)
             added.label = number.LABEL_REPEATED if name == "sstables" else number.LABEL_OPTIONAL
             if nested:
                 added.type_name = f".datagen_ray.store.{nested}"

@@ -1,0 +1,200 @@
+"""Taking a shard over: the claim that fences its former writer, made durable.
+
+A claim writes a shard manifest with the next epoch, replays the WAL tail into a MemTable and
+puts a row-less entry behind it. From then on whoever held the shard acknowledges nothing. On a
+local disk nothing of this is synced by Lance, so before the first acknowledgement everything
+that the acknowledged rows rest on is: the manifest, the tail, the SSTables that the manifest
+lists, and the folders above them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datagen_ray.crashpoints import crash_point
+from datagen_ray.errors import InternalError, LogNotFoundError, WriterFencedError
+from datagen_ray.store import layout
+from datagen_ray.store.creation import create_log, open_log, writer_limits
+from datagen_ray.store.lance_errors import LANCE_ERRORS, is_tail_too_long, translate
+from datagen_ray.store.shard import (
+    ShardManifest,
+    list_shards,
+    probe_wal,
+    read_latest_manifest,
+    read_wal_tail,
+)
+from datagen_ray.store.storage import LogStorage
+
+WAL_FLUSH_INTERVAL_MS = 1
+"""How long Lance may sit on a put. The least it takes; grouping is done before the put."""
+
+
+@dataclass(frozen=True)
+class ShardClaim:
+    """A shard that this process holds: Lance's writer, our epoch and where the WAL ends."""
+
+    shard_id: str
+    epoch: int
+    manifest: ShardManifest
+    last_position: int
+    max_rows: int
+    writer: Any
+
+    def close(self) -> None:
+        """Flush what is in memory into an SSTable and let the shard go.
+
+        Raises WriterFencedError when another writer has claimed it meanwhile.
+        """
+        close_writer(self.writer, self.shard_id)
+
+
+@dataclass(frozen=True)
+class ClosedClaim:
+    """A shard that was claimed and let go: whoever held it before can write nothing more."""
+
+    shard_id: str
+    epoch: int
+
+
+def claim_shard(
+    uri: str,
+    shard: str,
+    storage: LogStorage,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    own_epochs: range | None = None,
+) -> ShardClaim:
+    """Claim a shard and make the claim durable.
+
+    ``own_epochs``: the epochs that can be this process's own, when it reopens its own shard.
+    Raises WriterFencedError if anybody else claimed at the same time (or since those epochs):
+    then the caller must not try again.
+    """
+    dataset = open_log(uri, storage_options)
+    if dataset.mem_wal_index_details() is None:
+        # a creator that died between its two steps; nobody can have written yet
+        dataset = create_log(uri, storage_options, fsync=storage.fsync)
+    max_rows, _ = writer_limits(dataset)
+    before = _epoch(read_latest_manifest(storage, shard))
+    if own_epochs is not None and before not in own_epochs:
+        raise _fenced(shard, uri)
+    doing = f"claiming shard {shard} of {uri}"
+    try:
+        writer = _open_writer(dataset, shard)
+    except LANCE_ERRORS as error:
+        if not is_tail_too_long(error):
+            raise translate(error, doing) from error
+        before = _shorten_tail(dataset, shard, storage, uri)
+        try:
+            writer = _open_writer(dataset, shard)
+        except LANCE_ERRORS as second:
+            raise translate(second, doing) from second
+    crash_point("after_claim")
+    manifest = read_latest_manifest(storage, shard)
+    # Lance does not tell which epoch it took. Ours is above the one before, so it is known only
+    # when nobody else claimed in between; if somebody did, assume that we are the loser.
+    if manifest is None or manifest.writer_epoch != before + 1:
+        raise _fenced(shard, uri)
+    last_position = probe_wal(storage, shard, manifest.replay_after)
+    if storage.fsync:
+        sync_shard(storage, shard, manifest, last_position)
+    crash_point("after_claim_sync")
+    return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, max_rows, writer)
+
+
+def claim_all_shards(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, fsync: bool = True
+) -> list[ClosedClaim]:
+    """Claim and close every shard in a log: leftovers of earlier runs can write nothing more.
+
+    Also flushes every WAL tail. A log without shards gives an empty list.
+    """
+    storage = LogStorage(uri, storage_options, fsync=fsync)
+    claims = []
+    for shard in list_shards(storage):
+        claim = claim_shard(uri, shard, storage, storage_options)
+        claim.close()
+        manifest = read_latest_manifest(storage, shard, known=claim.manifest)
+        if manifest is None:
+            raise InternalError(f"the manifest of shard {shard} of {uri} vanished after a claim")
+        if storage.fsync:
+            sync_manifest(storage, shard, manifest, since=claim.manifest)
+        claims.append(ClosedClaim(shard, claim.epoch))
+    return claims
+
+
+def close_writer(writer: Any, shard: str) -> None:
+    try:
+        writer.close()
+    except LANCE_ERRORS as error:
+        raise translate(error, f"closing shard {shard}") from error
+
+
+def sync_shard(
+    storage: LogStorage, shard: str, manifest: ShardManifest, last_position: int
+) -> None:
+    """Make a whole shard durable as far as its manifest and WAL tail reach, and its folders."""
+    for position in range(manifest.replay_after + 1, last_position + 1):
+        storage.sync_file(layout.wal_key(shard, position))
+    if storage.exists(layout.wal_folder(shard)):
+        storage.sync_folder(layout.wal_folder(shard))
+    sync_manifest(storage, shard, manifest, since=None)
+    storage.sync_ancestors(layout.shard_folder(shard))
+
+
+def sync_manifest(
+    storage: LogStorage, shard: str, manifest: ShardManifest, *, since: ShardManifest | None
+) -> None:
+    """Make a manifest durable, and before it the SSTables that an earlier one did not list."""
+    known = {table.path for table in since.sstables} if since else frozenset()
+    for table in manifest.sstables:
+        if table.path not in known:
+            storage.sync_tree(layout.sstable_key(shard, table.path))
+    storage.sync_folder(layout.shard_folder(shard))
+    first = since.version + 1 if since else manifest.version
+    for version in range(first, manifest.version + 1):
+        storage.sync_file(layout.manifest_key(shard, version))
+    storage.sync_folder(layout.manifest_folder(shard))
+
+
+def _open_writer(dataset: Any, shard: str, **limits: int) -> Any:
+    return dataset.mem_wal_writer(
+        shard,
+        max_wal_flush_interval_ms=WAL_FLUSH_INTERVAL_MS,
+        stats_log_interval_ms=0,
+        **limits,
+    )
+
+
+def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, uri: str) -> int:
+    """Flush a tail that was written under larger limits; return the epoch that this took."""
+    manifest = read_latest_manifest(storage, shard)
+    if manifest is None:
+        raise LogNotFoundError(f"shard {shard} of {uri} has vanished; check the path")
+    tail = read_wal_tail(storage, shard, manifest.replay_after)
+    rows = sum(entry.rows.num_rows for entry in tail.entries)
+    default_rows, default_batches = writer_limits(dataset)
+    try:
+        writer = _open_writer(
+            dataset,
+            shard,
+            max_memtable_rows=max(rows + 1, default_rows),
+            max_memtable_batches=max(len(tail.entries) + 1, default_batches),
+        )
+    except LANCE_ERRORS as error:
+        raise translate(error, f"claiming shard {shard} of {uri} with its long tail") from error
+    close_writer(writer, shard)
+    return manifest.writer_epoch + 1
+
+
+def _epoch(manifest: ShardManifest | None) -> int:
+    return manifest.writer_epoch if manifest else 0
+
+
+def _fenced(shard: str, uri: str) -> WriterFencedError:
+    return WriterFencedError(
+        f"another writer claimed shard {shard} of {uri} at the same time; this one stops, "
+        "start it again only if the other is gone"
+    )

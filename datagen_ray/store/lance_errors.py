@@ -1,0 +1,73 @@
+"""Lance's error texts, turned into types: the only code that reads them.
+
+Lance raises ``OSError`` (sometimes ``ValueError``) for everything, and says what happened in the
+text. Each phrase below stands in the pin test, so a version that words it otherwise is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from datagen_ray.errors import (
+    DatagenError,
+    InternalError,
+    LogNotFoundError,
+    StorageError,
+    WriterFencedError,
+    WriterPoisonedError,
+)
+
+LANCE_ERRORS = (OSError, RuntimeError, ValueError)
+"""What a Lance call raises when it fails."""
+
+FENCED_PHRASES = ("peer claimed epoch", "another writer claimed", "WAL replay aborted")
+POISONED_PHRASE = "persistence failure"
+TAIL_TOO_LONG_PHRASE = "past what the memtable replaying it can hold"
+NOT_FOUND_PHRASE = "was not found"
+EXISTS_PHRASE = "Dataset already exists"
+INITIALIZED_PHRASE = "MemWAL is already initialized"
+CONFLICT_PHRASE = "commit conflict"
+REFUSED_PHRASE = "Invalid user input"
+CLOSED_PHRASE = "is already closed"
+
+# "Writer fenced (<reason>)" comes in front of whatever follows, which may quote other reasons
+_REASON = re.compile(r"Writer fenced \(([^)]*)\)")
+_SOURCE_LOCATION = re.compile(r",?\s*/?[\w./-]+\.rs:\d+:\d+")
+
+
+def is_tail_too_long(error: Exception) -> bool:
+    """Whether a claim failed because its MemTable limits cannot hold the shard's WAL tail."""
+    return TAIL_TOO_LONG_PHRASE in str(error)
+
+
+def is_not_found(error: Exception) -> bool:
+    return NOT_FOUND_PHRASE in str(error)
+
+
+def is_creation_race(error: Exception) -> bool:
+    """Whether creating or initialising a log failed because somebody else just did it."""
+    text = str(error)
+    return any(phrase in text for phrase in (EXISTS_PHRASE, INITIALIZED_PHRASE, CONFLICT_PHRASE))
+
+
+def translate(error: Exception, doing: str) -> DatagenError:
+    """The type for what a Lance call raised; ``doing`` says which call, and on what."""
+    text = str(error)
+    detail = _SOURCE_LOCATION.sub("", text.strip().splitlines()[0] if text.strip() else "")
+    reason = _REASON.search(text)
+    subject = reason.group(1) if reason else text
+    if any(phrase in subject for phrase in FENCED_PHRASES):
+        return WriterFencedError(
+            f"another writer took over while {doing}; nothing written since then was "
+            f"acknowledged, so stop this process ({detail})"
+        )
+    if POISONED_PHRASE in subject:
+        return WriterPoisonedError(
+            f"the storage failed while {doing}; reopen the writer and append the same rows "
+            f"again ({detail})"
+        )
+    if is_not_found(error):
+        return LogNotFoundError(f"no log was found while {doing}; check the path ({detail})")
+    if REFUSED_PHRASE in text:
+        return InternalError(f"Lance refused what it was given while {doing}: {detail}")
+    return StorageError(f"Lance failed while {doing}: {detail}; check the storage and try again")
