@@ -6,6 +6,7 @@
     +-- WriterFencedError           stop: another writer owns the shard now
     +-- WriterPoisonedError         reopen: our own write failed; what was in flight is unknown
     +-- RunSupersededError          stop: a later run took over the experiment
+    +-- ClusterLostError            run again: the Ray cluster went away, the log is whole
     +-- InputError (ValueError)     fix the input; nothing was written
     |   +-- InvalidItemIdError
     |   +-- InvalidEventError
@@ -70,6 +71,10 @@ class WriterPoisonedError(DatagenError):
 
 class RunSupersededError(DatagenError):
     """A later run took over the experiment; this one must stop."""
+
+
+class ClusterLostError(DatagenError):
+    """The Ray cluster went away. What was acknowledged is in the log; the same command goes on."""
 
 
 class InputError(DatagenError, ValueError):
