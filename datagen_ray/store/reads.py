@@ -1,0 +1,285 @@
+"""Reading a log: one item, one root, many of them, all of it.
+
+Every method takes its own consistent snapshot, so it sees all that was acknowledged before the
+call, whoever wrote it and however far it was flushed, merged or compacted. Blobs stay lazy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from datagen_ray.errors import ConfigError, DamagedLogError, ItemViolationError
+from datagen_ray.log.events import DatagenEvent, DatagenEventType
+from datagen_ray.log.fold import (
+    DatagenFailure,
+    DatagenItemTree,
+    DatagenTrajectory,
+    FoldedDatagenItem,
+    failure_of,
+    fold_datagen_events,
+    fold_tree,
+    group_by_item,
+    item_failures,
+)
+from datagen_ray.log.ids import DatagenItemId
+from datagen_ray.log.schema import DATAGEN_SCHEMA, EVENT_COLUMNS, decode_batch
+from datagen_ray.log.values import DatagenBlobValue, DatagenValue, blob_checksum
+from datagen_ray.store.bulk import (
+    OVERVIEW_COLUMNS,
+    STATUS_COLUMNS,
+    Overview,
+    RootStatuses,
+    overview,
+    root_statuses,
+)
+from datagen_ray.store.lookup import DatagenItemLookup, NeverStarted, look_up
+from datagen_ray.store.snapshot import MAX_RESTARTS, LogReader, Snapshot, SourceVanishedError
+
+MAX_INDEXED_IDS = 500
+"""Ids that one scan looks up through the index; more are found in one pass over the column."""
+
+
+def _key(item_id: str | DatagenItemId) -> str:
+    return str(item_id)
+
+
+def _event_order(event: DatagenEvent) -> tuple[str, int, str]:
+    return (event.item_id, event.item_seq, event.event_id)
+
+
+class LogReads:
+    """The read half of a store."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    # -- one item ------------------------------------------------------------------------------
+
+    def events_for_item(self, item_id: str | DatagenItemId) -> list[DatagenEvent]:
+        """All events of one item by ``(item_seq, event_id)``; empty when there are none."""
+        return self._events(pc.field("item_id") == _key(item_id))
+
+    def fold_item(
+        self, item_id: str | DatagenItemId, *, load_blobs: bool = False
+    ) -> DatagenItemLookup:
+        """The current state of one item.
+
+        With ``load_blobs`` the bytes of blob fields are read too. A damaged item gives a lookup
+        whose ``folded()`` raises :class:`ItemViolationError`.
+        """
+        found = look_up(self.events_for_item(item_id))
+        folded = found.folded()
+        if folded is None or not load_blobs:
+            return found
+        return type(found)(self._with_blobs(folded))  # type: ignore[arg-type,call-arg]
+
+    def state_at(self, item_id: str | DatagenItemId, item_seq: int) -> FoldedDatagenItem | None:
+        """The state of an item as of one of its events; None before it was created."""
+        events = self.events_for_item(item_id)
+        return fold_datagen_events(event for event in events if event.item_seq <= item_seq)
+
+    def trajectory(self, item_id: str | DatagenItemId) -> DatagenTrajectory | None:
+        """The steps an item went through; None when it never started."""
+        folded = self.fold_item(item_id).folded()
+        return None if folded is None else folded.trajectory
+
+    def item_failures(self, item_id: str | DatagenItemId) -> list[DatagenFailure]:
+        """The failure lens: 0..N failures of one item, over all attempts, in order."""
+        return item_failures(self.events_for_item(item_id))
+
+    # -- one root ------------------------------------------------------------------------------
+
+    def events_for_root(self, root_id: str | DatagenItemId) -> list[DatagenEvent]:
+        """The events of a root and all its sub-items by ``(item_id, item_seq, event_id)``."""
+        return self._events(pc.field("root_item_id") == _key(root_id))
+
+    def item_tree(self, root_id: str | DatagenItemId) -> DatagenItemTree:
+        """A root and all its sub-items, each at its latest state."""
+        return fold_tree(self.events_for_root(root_id))
+
+    # -- many ----------------------------------------------------------------------------------
+
+    def events_for_roots(
+        self, root_ids: Iterable[str | DatagenItemId]
+    ) -> dict[str, list[DatagenEvent]]:
+        """As :meth:`events_for_root` for many roots in one pass; every id asked for is a key."""
+        grouped: dict[str, list[DatagenEvent]] = {_key(root_id): [] for root_id in root_ids}
+        for event in self._events_in("root_item_id", list(grouped)):
+            grouped[event.root_item_id].append(event)
+        return grouped
+
+    def fold_items(
+        self, item_ids: Iterable[str | DatagenItemId]
+    ) -> dict[str, DatagenItemLookup]:
+        """As :meth:`fold_item` for many items in one pass; every id asked for is a key."""
+        lookups: dict[str, DatagenItemLookup] = {
+            _key(item_id): NeverStarted() for item_id in item_ids
+        }
+        for item_id, stream in group_by_item(self._events_in("item_id", list(lookups))).items():
+            lookups[item_id] = look_up(stream)
+        return lookups
+
+    def fold_roots(self, root_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemTree]:
+        """As :meth:`item_tree` for many roots in one pass; every id asked for is a key."""
+        grouped = self.events_for_roots(root_ids)
+        return {root_id: fold_tree(events) for root_id, events in grouped.items()}
+
+    def root_item_statuses(
+        self, root_ids: Iterable[str | DatagenItemId] | None = None
+    ) -> RootStatuses:
+        """The lifecycle status of every root, or of those named, in one pass.
+
+        Sub-items and roots that never started are not in the result. A damaged root is listed
+        under ``violations``; it fails nothing else.
+        """
+        if root_ids is None:
+            rows = self._table(STATUS_COLUMNS, pc.field("parent_item_id").is_null())
+        else:
+            rows = self._table_in(STATUS_COLUMNS, "item_id", sorted({_key(i) for i in root_ids}))
+        return root_statuses(rows, self._violations)
+
+    # -- all -----------------------------------------------------------------------------------
+
+    def overview(self) -> Overview:
+        """Roots by status, completed steps and failures over the whole log."""
+        return overview(self._table(OVERVIEW_COLUMNS, None), self._violations)
+
+    def failures(self, run_id: str | None = None) -> list[DatagenFailure]:
+        """Every failure of the log, or of one run, by item and ``item_seq``."""
+        where = pc.field("event_type") == DatagenEventType.FAILED.value
+        if run_id is not None:
+            where = where & (pc.field("run_id") == run_id)
+        return [failure_of(event) for event in self._events(where)]
+
+    def events(
+        self,
+        where: pc.Expression | None = None,
+        columns: Sequence[str] = EVENT_COLUMNS,
+    ) -> Iterator[pa.RecordBatch]:
+        """The log's rows as Arrow record batches, streaming, in no particular order.
+
+        ``where`` is a pyarrow expression over the columns of the log, for example
+        ``pyarrow.compute.field("step_name") == "draft"``. ``value_blob`` is read only when it is
+        among ``columns``.
+        """
+        unknown = [name for name in columns if name not in DATAGEN_SCHEMA.names]
+        if unknown:
+            raise ConfigError(
+                f"the log has no column {unknown[0]!r}; it has {', '.join(DATAGEN_SCHEMA.names)}"
+            )
+        for piece in self._reader.snapshot().stream(columns, where):
+            yield from piece.to_batches()
+
+    # -- blobs ---------------------------------------------------------------------------------
+
+    def get_blob(self, event_id: str) -> bytes | None:
+        """The bytes that an event holds; None when there is no such event or it holds none."""
+        return self._retried(lambda snapshot: snapshot.blob(event_id)[1])
+
+    def load_blob(
+        self, item: FoldedDatagenItem | str | DatagenItemId, field_name: str, index: int = -1
+    ) -> bytes:
+        """The bytes of a blob field of a folded item, or of the item with that id.
+
+        ``index`` picks one value of an appended field. Size and checksum are verified where the
+        log has them; raises :class:`DamagedLogError` when they disagree, :class:`ConfigError`
+        when there is no such blob.
+        """
+        folded = item if isinstance(item, FoldedDatagenItem) else self.fold_item(item).folded()
+        field = None if folded is None else folded.fields.get(field_name)
+        if field is None or field.kind != "blob":
+            name = folded.item_id if folded is not None else str(item)
+            raise ConfigError(f"item {name!r} has no blob field {field_name!r}")
+        event_id, reference = field.event_ids[index], field.values[index].raw
+        data = self.get_blob(event_id)
+        if not isinstance(reference, DatagenBlobValue):
+            raise DamagedLogError(f"event {event_id} of field {field_name!r} is not a blob")
+        return _verified(data, reference, event_id)
+
+    def _with_blobs(self, folded: FoldedDatagenItem) -> FoldedDatagenItem:
+        fields = {}
+        for name, field in folded.fields.items():
+            if field.kind == "blob":
+                values = []
+                for index, value in enumerate(field.values):
+                    raw = value.raw
+                    data = self.load_blob(folded, name, index)
+                    if isinstance(raw, DatagenBlobValue):
+                        raw = DatagenBlobValue(data, raw.size, raw.checksum)
+                    values.append(DatagenValue("blob", raw))
+                field = replace(field, values=tuple(values))
+            fields[name] = field
+        return replace(folded, fields=fields)
+
+    # -- how -----------------------------------------------------------------------------------
+
+    def _retried(self, read: Any) -> Any:
+        """``read(snapshot)``, again on a new snapshot while sources vanish under it."""
+        for _ in range(MAX_RESTARTS - 1):
+            try:
+                return read(self._reader.snapshot())
+            except SourceVanishedError:
+                continue
+        return read(self._reader.snapshot())
+
+    def _events(self, where: pc.Expression | None) -> list[DatagenEvent]:
+        rows = self._retried(lambda snapshot: snapshot.read(EVENT_COLUMNS, where))
+        return sorted(decode_batch(rows), key=_event_order)
+
+    def _table(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+        def read(snapshot: Snapshot) -> pa.Table:
+            pieces = list(snapshot.stream(columns, where))
+            empty = pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
+            return pa.concat_tables([empty, *pieces], promote_options="permissive")
+
+        return self._retried(read)
+
+    def _events_in(self, column: str, ids: list[str]) -> list[DatagenEvent]:
+        return sorted(decode_batch(self._table_in(EVENT_COLUMNS, column, ids)), key=_event_order)
+
+    def _table_in(self, columns: Sequence[str], column: str, ids: list[str]) -> pa.Table:
+        """The rows whose ``column`` is one of ``ids``, whatever their number."""
+        if len(ids) <= MAX_INDEXED_IDS:
+            return self._table(columns, pc.field(column).isin(ids))
+        wanted = pa.array(ids, pa.string())
+
+        def read(snapshot: Snapshot) -> pa.Table:
+            names = list(columns) if column in columns else [*columns, column]
+            empty = pa.schema([DATAGEN_SCHEMA.field(name) for name in names]).empty_table()
+            pieces = [
+                piece.filter(pc.is_in(piece.column(column), value_set=wanted))
+                for piece in snapshot.stream(names, None)
+            ]
+            return pa.concat_tables([empty, *pieces], promote_options="permissive").select(
+                list(columns)
+            )
+
+        return self._retried(read)
+
+    def _violations(self, item_ids: list[str]) -> Mapping[str, ItemViolationError]:
+        found: dict[str, ItemViolationError] = {}
+        for item_id, stream in group_by_item(self._events_in("item_id", item_ids)).items():
+            try:
+                fold_datagen_events(stream)
+            except ItemViolationError as error:
+                found[item_id] = error
+        return found
+
+
+def _verified(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
+    if data is None:
+        raise DamagedLogError(f"the bytes of blob event {event_id} are gone")
+    if reference.size is not None and len(data) != reference.size:
+        raise DamagedLogError(
+            f"blob event {event_id} has {len(data)} bytes, its row says {reference.size}"
+        )
+    # Other programs may write checksums of other kinds; only our own can be verified.
+    checksum = reference.checksum or ""
+    if checksum.startswith("sha256:") and len(checksum) == 71 and blob_checksum(data) != checksum:
+        raise DamagedLogError(f"blob event {event_id} does not match its checksum")
+    return data
