@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jobs import values
+from jobs.mutation import mutate
 from jobs.profiles import profile
 from jobs.stdlib_functions import Description, Parameter, StdlibFunction
 
@@ -24,7 +25,18 @@ MAX_ARGUMENT_CHARS = 160
 _MAX_POSITIONAL = 4
 
 # Tried for a parameter of which nothing is known, most telling first.
-_ANY_KIND = ("str", "int", "float", "list_int", "bytes", "list_str", "char", "dict", "pairs", "bool")
+_ANY_KIND = (
+    "str",
+    "int",
+    "float",
+    "list_int",
+    "bytes",
+    "list_str",
+    "char",
+    "dict",
+    "pairs",
+    "bool",
+)
 _BY_NAME = {
     "text": "sentence", "string": "str", "s": "str", "str": "str", "word": "word", "line": "str",
     "lines": "lines", "body": "str", "doc": "text", "sep": "sep", "char": "char", "chr": "char",
@@ -70,9 +82,9 @@ def trial_plans(
         choices = [_choices(function, names, position) for position in range(count)]
         plans[" ".join(choice[0] for choice in choices)] = None
         for kind in _ANY_KIND:  # all of one kind: what operators and comparisons ask for
-            plans[" ".join([choices[0][0] if function.is_method else kind, *[kind] * (count - 1)])] = (
-                None
-            )
+            plans[
+                " ".join([choices[0][0] if function.is_method else kind, *[kind] * (count - 1)])
+            ] = None
         for _ in range(MAX_TRIALS // len(counts)):
             plans[" ".join(rng.choice(choice) for choice in choices)] = None
     return tuple(plans)[:MAX_TRIALS]
@@ -119,7 +131,7 @@ def mutate_many(
     tried: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Up to ``count`` different calls that differ from a parent in one argument, and are new."""
-    seen, calls = set(tried), []
+    seen, calls = {*tried, *map(call_id, parents)}, []
     for attempt in range(count * 6):
         if not parents or len(calls) == count:
             break
@@ -149,11 +161,11 @@ def _mutated(
     args, kwargs = list(parent["args"]), dict(parent["kwargs"])
     at = rng.randrange(len(args) + len(kwargs))
     if at < len(args):
-        changed = values.mutate(ast.literal_eval(args[at]), rng)
+        changed = mutate(ast.literal_eval(args[at]), rng)
         args[at] = repr(_fitting(function, at, changed))
     else:
         name = list(kwargs)[at - len(args)]
-        kwargs[name] = repr(values.mutate(ast.literal_eval(kwargs[name]), rng))
+        kwargs[name] = repr(mutate(ast.literal_eval(kwargs[name]), rng))
     return {"args": args, "kwargs": kwargs}
 
 

@@ -82,7 +82,7 @@ _PROFILES: dict[str, tuple[str, ...]] = {
     "builtins.str.r*index": ("sentence vowel",),
     "builtins.str.index": ("sentence vowel",),
     "builtins.str.*find": ("sentence letter", "sentence vowel"),
-    "builtins.str.replace": ("sentence sep fill", "sentence letter word", "sentence letter fill count"),
+    "builtins.str.replace": ("sentence sep fill", "sentence letter fill count"),
     "builtins.str.*partition": ("sentence sep", "str sep"),
     "builtins.str.*split": ("sentence sep", "sentence", "str sep count"),
     "builtins.str.splitlines": ("text", "text bool"),

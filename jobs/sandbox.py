@@ -93,7 +93,7 @@ class _Server:
     """One fork server. Not for two threads at a time."""
 
     def __init__(self, hash_seed: str) -> None:
-        # The children may not even be able to enter it: it is empty and stays so.
+        # Empty, and stays so: the children run as another user, who cannot write to it.
         self._cwd = tempfile.mkdtemp(prefix="datagen-sandbox-")
         self._process = subprocess.Popen(  # noqa: S603 - our own file, no shell
             [sys.executable, "-s", "-S", "-B", "-W", "ignore", "-X", "utf8", str(_CHILD)],
@@ -104,8 +104,12 @@ class _Server:
             env={"PYTHONHASHSEED": hash_seed},
             start_new_session=True,
         )
-        self.send({"preload": list(PRELOAD)})
-        hello = self.receive()
+        try:
+            self.send({"preload": list(PRELOAD)})
+            hello = self.receive()
+        except BaseException:
+            self.close()
+            raise
         self.network_namespace = bool(hello["network_namespace"])
 
     def send(self, message: dict[str, Any]) -> None:

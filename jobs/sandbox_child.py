@@ -43,6 +43,13 @@ _NOBODY = 65534
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _LITERAL_TYPES = (int, float, complex, bool, str, bytes, type(None))
+_LISTED_TYPES = (
+    range,
+    collections.abc.Iterator,
+    collections.abc.KeysView,
+    collections.abc.ValuesView,
+    collections.abc.ItemsView,
+)
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED_PREFIXES = (
     "_posixsubprocess.",
@@ -99,7 +106,7 @@ def same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict):
         return len(left) == len(right) and all(
-            same(a, b) and same(left[a], right[b]) for a, b in zip(left, right)
+            same(a, b) and same(left[a], right[b]) for a, b in zip(left, right, strict=True)
         )
     if isinstance(left, (set, frozenset)):
         return left == right and {type(x) for x in left} == {type(x) for x in right}
@@ -127,9 +134,7 @@ def adapt(value: Any) -> tuple[str, Any]:
         return "dict", dict(value)
     if kind is frozenset:
         return "sorted", sorted(value)
-    if isinstance(value, (collections.abc.Iterator, range)) or isinstance(
-        value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)
-    ):
+    if isinstance(value, _LISTED_TYPES):
         listed = list(itertools.islice(value, MAX_ELEMENTS + 1))
         if len(listed) > MAX_ELEMENTS:
             raise OverflowError("more elements than are kept")

@@ -141,7 +141,7 @@ _MAKERS = (classmethod, staticmethod, types.ClassMethodDescriptorType)
 _IMPURE_NAME = re.compile(
     r"""^(?:
         # change their argument
-        add | append | clear | extend | insert | insort\w* | pop | popitem | remove | discard
+        append | clear | extend | insert | insort\w* | pop | popitem | remove | discard
         | reverse | setdefault | sort | update | \w+_update | heapify | heappush | copy
         | iadd | iand | iconcat | ifloordiv | ilshift | imatmul | imod | imul | ior | ipow
         | irshift | isub | itruediv | ixor
@@ -167,12 +167,11 @@ _IMPURE_REFERENCES = {
 # Not impure, but of no use: their answer says nothing, needs a function as its argument, or
 # never ends.
 _USELESS = {
-    "itertools.cycle", "itertools.count", "itertools.tee", "itertools.groupby",
-    "itertools.starmap", "itertools.takewhile", "itertools.dropwhile", "itertools.filterfalse",
-    "difflib.diff_bytes", "statistics.kde", "statistics.kde_random", "operator.call",
-    "operator.attrgetter", "operator.itemgetter", "operator.methodcaller", "operator.setitem",
-    "operator.delitem", "heapq.merge_sorted", "urllib.parse.clear_cache",
-    "hmac.compare_digest", "statistics.NormalDist",
+    "builtins.set.add", "difflib.diff_bytes", "hmac.compare_digest", "itertools.count",
+    "itertools.cycle", "itertools.dropwhile", "itertools.filterfalse", "itertools.groupby",
+    "itertools.starmap", "itertools.takewhile", "itertools.tee", "operator.attrgetter",
+    "operator.call", "operator.delitem", "operator.itemgetter", "operator.methodcaller",
+    "operator.setitem", "statistics.kde", "statistics.kde_random", "urllib.parse.clear_cache",
 }  # fmt: skip
 
 
@@ -289,8 +288,9 @@ def _methods(module: str, owner: type) -> Iterator[tuple[StdlibFunction, Any]]:
         if module != "builtins" and not maker:
             continue
         # Bound anew at every access, so the raw attribute is what tells one from another.
-        if _pure(name, getattr(owner, name)):
-            yield StdlibFunction(module, f"{owner.__name__}.{name}", is_method=not maker), raw
+        function = StdlibFunction(module, f"{owner.__name__}.{name}", is_method=not maker)
+        if _pure(name, getattr(owner, name)) and function.key not in _USELESS:
+            yield function, raw
 
 
 def _pure(name: str, target: Any) -> bool:
