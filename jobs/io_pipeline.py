@@ -38,6 +38,7 @@ TARGET_DISTINCT = 8
 MIN_EXAMPLES = 6
 MIN_DISTINCT = 2
 MAX_CHOSEN = 12
+OTHER_HINT = "The output is a Python literal."
 _MAX_PLANS = 6
 _FAMILIES = {
     "int": "number", "float": "number", "complex": "number", "str": "text", "bytes": "text",
@@ -289,7 +290,7 @@ def render_doctest(item: Any, ctx: Any) -> dict[str, Any]:
 
 def _hint(item: Mapping[str, Any], example: Mapping[str, Any]) -> str:
     # The hint speaks of the usual type; an example of another type must not be misled by it.
-    return item["hint"] if example["type"] == item["output_type"] else "The output is a literal."
+    return item["hint"] if example["type"] == item["output_type"] else OTHER_HINT
 
 
 def _rows(rendered: Any) -> dict[str, Any]:

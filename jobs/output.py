@@ -30,6 +30,7 @@ class Written:
 
     rows: int
     functions: int
+    item: str | None  # the first function's root, to look at
     jsonl: Path
     parquet: Path
 
@@ -56,8 +57,14 @@ def write_rows(rows: Iterable[Mapping[str, str]], folder: Path, name: str) -> Wr
     jsonl, parquet = folder / f"{name}.jsonl", folder / f"{name}.parquet"
     _replace(jsonl, lambda out: _write_jsonl(ordered, out))
     _replace(parquet, lambda out: _write_parquet(ordered, out))
-    functions = len({row["function"] for row in ordered})
-    return Written(rows=len(ordered), functions=functions, jsonl=jsonl, parquet=parquet)
+    functions = sorted({row["function"] for row in ordered})
+    return Written(
+        rows=len(ordered),
+        functions=len(functions),
+        item=functions[0] if functions else None,
+        jsonl=jsonl,
+        parquet=parquet,
+    )
 
 
 def _write_jsonl(rows: Sequence[Mapping[str, str]], out: IO[bytes]) -> None:
