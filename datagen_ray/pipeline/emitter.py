@@ -1,0 +1,69 @@
+"""The rows of one stream on their way into the log, in the order of their ``item_seq``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datagen_ray.log.events import DatagenEvent
+from datagen_ray.pipeline.sink import EventSink
+
+
+@dataclass
+class Tally:
+    """What one run of a root did."""
+
+    steps_executed: int = 0
+    checkpoints: int = 0
+    failures: int = 0
+
+
+class Emitter:
+    """Hands batches to the sink; each either waited for or queued before the next that is.
+
+    Once a batch is not known to be durable, every later call raises the same error: the stream
+    must write nothing more until somebody has claimed the shard and read the log.
+    """
+
+    def __init__(self, sink: EventSink, tally: Tally) -> None:
+        self._sink = sink
+        self._tally = tally
+        self._broken: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what became of a queued batch, if that was an error."""
+        if self._broken is not None:
+            raise self._broken
+
+    def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
+        """Hand the batch over without waiting: the shard writes in order."""
+        self.check()
+        future = asyncio.ensure_future(self._sink.append_async(events))
+
+        def settled(done: asyncio.Future[None]) -> None:
+            error = asyncio.CancelledError() if done.cancelled() else done.exception()
+            if error is not None:
+                self._broken = self._broken or error
+            elif checkpoint:
+                self._tally.checkpoints += 1
+
+        future.add_done_callback(settled)
+
+    async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
+        """Return when the batch, and so all before it, is durable.
+
+        A cancellation waits for the outcome first: the numbers of these rows are used up, and
+        whoever runs the item next has to be able to read what became of them.
+        """
+        self.check()
+        future = asyncio.ensure_future(self._sink.append_async(events))
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                await asyncio.wait([future])
+            raise
+        self.check()
+        if checkpoint:
+            self._tally.checkpoints += 1

@@ -1,0 +1,52 @@
+"""How a stream ends, as the walks of this layer tell each other. User code sees none of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from datagen_ray.errors import (
+    InternalError,
+    RunSupersededError,
+    StorageError,
+    WriterFencedError,
+    WriterPoisonedError,
+)
+from datagen_ray.log.events import DatagenEvent, DatagenStreamPosition
+from datagen_ray.pipeline.failures import FailureDetails
+
+NOT_THE_ITEMS_FAULT = (
+    StorageError,
+    WriterFencedError,
+    WriterPoisonedError,
+    RunSupersededError,
+    InternalError,
+)
+"""Never recorded as a failure of the item: it goes up to whoever holds the writer."""
+
+
+class StreamFiltered(Exception):
+    """The stream ends here as filtered."""
+
+    def __init__(self, position: DatagenStreamPosition, reason: str) -> None:
+        super().__init__(position, reason)
+        self.position = position
+        self.reason = reason
+
+
+class StreamFailed(Exception):
+    """The stream stops here; ``recorded`` where the FAILED row is in a sub-item's stream."""
+
+    def __init__(
+        self, position: DatagenStreamPosition, details: FailureDetails, *, recorded: bool = False
+    ) -> None:
+        super().__init__(position, details)
+        self.position = position
+        self.details = details
+        self.recorded = recorded
+
+
+class Ending(NamedTuple):
+    """How a walk ended: ``terminal`` is its TERMINAL row, None where the item stays running."""
+
+    terminal: DatagenEvent | None
+    details: FailureDetails | None

@@ -1,0 +1,36 @@
+"""What all walks of one executor share."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from datagen_ray.clock import Clock
+from datagen_ray.pipeline.calls import UserCode
+from datagen_ray.pipeline.failures import Redact
+from datagen_ray.pipeline.item import Reader
+from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.sink import EventSink
+
+_LOGGER = logging.getLogger("datagen_ray.pipeline")
+
+
+@dataclass
+class Environment:
+    """The pipeline, where rows go, how user code is called, and who we are."""
+
+    pipeline: Pipeline
+    sink: EventSink
+    code: UserCode
+    reader: Reader
+    run_id: str
+    now: Clock
+    redact: Redact
+    base_seed: int
+    notices: set[str] = field(default_factory=set)
+
+    def notice(self, text: str) -> None:
+        """Something that a person should know, said once a run."""
+        if text not in self.notices:
+            self.notices.add(text)
+            _LOGGER.warning(text)

@@ -1,0 +1,283 @@
+"""Runs roots, each with its whole tree, in one event loop.
+
+Roles: an *executor* belongs to one pipeline, one sink and one run; a *task* is one root to run,
+with what the log already has of it; a *walk* (see ``walk``) is one stream of that root's tree.
+
+A root ends ``completed`` or ``filtered``, with a TERMINAL row, or ``failed``: it stays running in
+the log, its FAILED rows say why, and running it again resumes it. Trouble of the storage is not a
+failure of a root: it is raised, and the caller must claim and read before it runs that root again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from datagen_ray.clock import Clock, utc_now
+from datagen_ray.errors import ConfigError, DamagedLogError, InputError, InternalError
+from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenItemStatus
+from datagen_ray.log.stream import DatagenStreamWriter
+from datagen_ray.log.values import DatagenFieldUpdate
+from datagen_ray.pipeline.calls import UserCode
+from datagen_ray.pipeline.emitter import Emitter, Tally
+from datagen_ray.pipeline.endings import Ending
+from datagen_ray.pipeline.environment import Environment
+from datagen_ray.pipeline.failures import Redact, redact_secrets, storable
+from datagen_ray.pipeline.fanout import birth_events
+from datagen_ray.pipeline.fields import input_updates, merged
+from datagen_ray.pipeline.item import Reader
+from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.replay import INPUT_POSITION, RecordedStream, read_tree
+from datagen_ray.pipeline.sink import BlobLoader, EventSink
+from datagen_ray.pipeline.threads import StepThreads
+from datagen_ray.pipeline.walk import StreamWalk
+
+_LOGGER = logging.getLogger("datagen_ray.pipeline")
+
+RootStatus = Literal["completed", "filtered", "failed"]
+
+DEFAULT_MAX_FAILURES = 3
+"""After so many FAILED rows in one stream a root is left alone until it is asked for."""
+
+
+@dataclass(frozen=True)
+class RootTask:
+    """One root to run. ``history`` are all events of its tree; none means that it is fresh."""
+
+    root_id: str
+    inputs: Mapping[str, Any] | None
+    history: Sequence[DatagenEvent] = ()
+
+
+@dataclass(frozen=True)
+class RootResult:
+    """How one run of a root ended. ``error`` is one line."""
+
+    root_id: str
+    status: RootStatus
+    steps_executed: int
+    checkpoints: int
+    failures: int
+    error: str | None = None
+
+
+class Executor:
+    """Runs the roots of one pipeline. Use it in one event loop: ``start``, ``run`` ..., ``close``.
+
+    ``max_failures`` is the number of FAILED rows in one stream after which its root counts as
+    exhausted; None for never. ``max_threads`` bounds the plain functions that run at a time.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sink: EventSink,
+        *,
+        run_id: str,
+        blobs: BlobLoader,
+        now: Clock = utc_now,
+        max_in_flight_roots: int = 256,
+        max_failures: int | None = DEFAULT_MAX_FAILURES,
+        max_threads: int = 64,
+        seed: int | None = None,
+        redact: Redact = redact_secrets,
+    ) -> None:
+        for name, value in (
+            ("max_in_flight_roots", max_in_flight_roots),
+            ("max_threads", max_threads),
+            ("max_failures", 1 if max_failures is None else max_failures),
+        ):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        self.pipeline = pipeline
+        self._sink = sink
+        self._run_id = run_id
+        self._blobs = blobs
+        self._now = now
+        self._max_in_flight_roots = max_in_flight_roots
+        self._max_failures = max_failures
+        self._max_threads = max_threads
+        self._seed = pipeline.seed if seed is None else seed
+        self._redact = redact
+        self._env: Environment | None = None
+        self._threads: StepThreads | None = None
+        self._permits: asyncio.Semaphore | None = None
+
+    async def start(self) -> None:
+        """Make the user's code ready; class steps are built here, once.
+
+        Raises ``PipelineError`` naming the step whose class could not be built.
+        """
+        if self._env is not None:
+            return
+        self._threads = StepThreads(self._max_threads)
+        self._permits = asyncio.Semaphore(self._max_in_flight_roots)
+        code = UserCode(self._threads)
+        await code.set_up(self.pipeline.steps())
+        self._env = Environment(
+            pipeline=self.pipeline,
+            sink=self._sink,
+            code=code,
+            reader=Reader(self.pipeline.types, self._blobs, asyncio.get_running_loop()),
+            run_id=self._run_id,
+            now=self._now,
+            redact=self._redact,
+            base_seed=self._seed,
+        )
+
+    async def close(self) -> None:
+        """Close class steps that have a ``close()``, and let the threads go."""
+        env, self._env = self._env, None
+        if env is not None:
+            await env.code.tear_down()
+        if self._threads is not None:
+            self._threads.close()
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know of this run, such as steps that were skipped."""
+        return sorted(self._env.notices) if self._env else []
+
+    async def run(self, task: RootTask) -> RootResult:
+        """Run one root to its end, from wherever the log has it.
+
+        Raises storage errors as they are; whatever else is wrong with the root is in the result.
+        """
+        env = self._started()
+        assert self._permits is not None  # noqa: S101 - set together with the environment
+        async with self._permits:
+            tally = Tally()
+            try:
+                return await self._run(env, task, tally)
+            except (DamagedLogError, InputError) as error:
+                _LOGGER.warning("root %s: %s", task.root_id, error)
+                return _result(task, "failed", tally, f"{type(error).__name__}: {error}")
+
+    async def record_failure(self, task: RootTask, error_type: str, message: str) -> None:
+        """Write a FAILED row for a root that could not be run, such as one that kills its worker.
+
+        It stands in the root's own stream, at the innermost frame that is open.
+        """
+        env = self._started()
+        root = read_tree(task.root_id, task.history)
+        if root is not None and root.terminal is not None:
+            return
+        if root is None:
+            writer, events = await self._born(env, task)
+        else:
+            writer, events = self._resumed(env, root), []
+        position = root.innermost_frame() if root is not None else INPUT_POSITION
+        events.append(writer.item_failed(position, error_type, error_dump=storable(message)))
+        await Emitter(self._sink, Tally()).commit(events)
+
+    def _started(self) -> Environment:
+        if self._env is None:
+            raise InternalError("the executor was not started, or was closed; await start() first")
+        return self._env
+
+    async def _run(self, env: Environment, task: RootTask, tally: Tally) -> RootResult:
+        root = read_tree(task.root_id, task.history)
+        if root is not None and root.terminal is not None:
+            return _result(task, _status(root.terminal), tally, None)
+        if root is not None:
+            exhausted = self._exhausted(root)
+            if exhausted is not None:
+                return _result(task, "failed", tally, exhausted)
+            await self._compare_inputs(env, task)
+            walk = StreamWalk(
+                env,
+                tally,
+                body=self.pipeline.body,
+                writer=self._resumed(env, root),
+                recorded=root,
+                cells=root.cells(),
+            )
+        else:
+            writer, born = await self._born(env, task)
+            walk = StreamWalk(
+                env,
+                tally,
+                body=self.pipeline.body,
+                writer=writer,
+                recorded=None,
+                cells=merged({}, born),
+            )
+            walk.emitter.queue(born, checkpoint=True)
+        ending: Ending = await walk.run()
+        if ending.terminal is None:
+            return _result(
+                task, "failed", tally, ending.details.summary if ending.details else None
+            )
+        return _result(task, _status(ending.terminal), tally, None)
+
+    async def _born(
+        self, env: Environment, task: RootTask
+    ) -> tuple[DatagenStreamWriter, list[DatagenEvent]]:
+        if task.inputs is None:
+            raise InternalError(f"root {task.root_id!r} is not in the log and has no inputs")
+        updates = await input_updates(env.reader, task.inputs)
+        writer = DatagenStreamWriter.open(
+            task.root_id, run_id=self._run_id, writer_epoch=self._sink.writer_epoch, now=self._now
+        )
+        return writer, birth_events(writer, updates)
+
+    def _resumed(self, env: Environment, root: RecordedStream) -> DatagenStreamWriter:
+        return DatagenStreamWriter.resume(
+            root.folded, run_id=env.run_id, writer_epoch=self._sink.writer_epoch, now=self._now
+        )
+
+    def _exhausted(self, root: RecordedStream) -> str | None:
+        if self._max_failures is None:
+            return None
+        for failed in root.active_failures():
+            if len(failed) >= self._max_failures:
+                last = failed[-1]
+                message = (last.error_dump or "").partition("\n")[0]
+                return (
+                    f"exhausted: {len(failed)} failures in {last.item_id!r}, the last at "
+                    f"{last.position}: {last.error_type}: {message}"
+                )
+        return None
+
+    async def _compare_inputs(self, env: Environment, task: RootTask) -> None:
+        """The recorded inputs win; a source row that was edited since is worth a warning."""
+        if task.inputs is None:
+            return
+        recorded: dict[str, list[object]] = {}
+        for event in task.history:
+            if (
+                event.item_id == task.root_id
+                and event.value is not None
+                and event.position == INPUT_POSITION
+                and event.event_type is not DatagenEventType.STEP_COMPLETED
+            ):
+                recorded.setdefault(event.field_name or "", []).append(event.value.identity())
+        given: dict[str, list[object]] = {}
+        try:
+            updates: list[DatagenFieldUpdate] = await input_updates(env.reader, task.inputs)
+        except InputError as error:
+            env.notice(f"root {task.root_id!r}: its source row cannot be read now: {error}")
+            return
+        for update in updates:
+            given.setdefault(update.name, []).append(update.value.identity())
+        if given != recorded:
+            names = sorted(
+                name for name in {*given, *recorded} if given.get(name) != recorded.get(name)
+            )
+            env.notice(
+                f"root {task.root_id!r}: its source row changed since it was recorded "
+                f"({', '.join(names)}); the recorded inputs are used"
+            )
+
+
+def _status(terminal: DatagenEvent) -> RootStatus:
+    return "filtered" if terminal.status is DatagenItemStatus.FILTERED else "completed"
+
+
+def _result(task: RootTask, status: RootStatus, tally: Tally, error: str | None) -> RootResult:
+    return RootResult(
+        task.root_id, status, tally.steps_executed, tally.checkpoints, tally.failures, error
+    )

@@ -1,0 +1,114 @@
+"""What a FAILED row tells of an exception: its type, message and traceback, without secrets."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from datagen_ray.pipeline.results import Filtered
+
+Redact = Callable[[str], str]
+
+MAX_MESSAGE_CHARS = 16_384
+MAX_TRACEBACK_CHARS = 65_536
+
+_HERE = str(Path(__file__).parent)
+
+_SECRETS = (
+    (re.compile(r"\b(sk|pk|rk)-[A-Za-z0-9_-]{12,}"), r"\1-[redacted]"),
+    (
+        re.compile(r"\b(ghp|gho|ghs|ghu|github_pat|hf|xox[abprs])[_-][A-Za-z0-9_-]{12,}"),
+        r"\1-[redacted]",
+    ),
+    (re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{12,}"), r"\1[redacted]"),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), "[redacted]"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [redacted]"),
+    (
+        re.compile(
+            r"(?i)(['\"]?\b[\w-]*(?:api[_-]?key|secret|token|password|passwd|access[_-]?key)[\w-]*"
+            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&)}\]]{4,}"
+        ),
+        r"\1[redacted]",
+    ),
+    (re.compile(r"(\w+://[^\s/:@]+:)[^\s/@]+@"), r"\1[redacted]@"),
+)
+
+
+def redact_secrets(text: str) -> str:
+    """``text`` without what looks like a key, a token, or a password."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class StepAborted(RuntimeError):
+    """User code raised what would end more than its step (``SystemExit``, ``StopIteration``)."""
+
+
+class FailureDetails(NamedTuple):
+    """The columns of a FAILED row."""
+
+    error_type: str
+    error_dump: str
+    traceback: str
+
+    @property
+    def summary(self) -> str:
+        """One line for a report."""
+        first = self.error_dump.partition("\n")[0]
+        return f"{self.error_type}: {first}" if first else self.error_type
+
+
+def describe_failure(error: BaseException, retries: int, redact: Redact) -> FailureDetails:
+    """The columns for ``error``, raised after ``retries`` retries of its step."""
+    if isinstance(error, StepAborted) and error.__cause__ is not None:
+        error = error.__cause__
+    kind = type(error)
+    name = kind.__name__
+    # A type of another module that only shares the name must not read as a filter.
+    if name == Filtered.__name__ and kind is not Filtered:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+    message = _text_of(error)
+    if retries:
+        message = f"{message}\nretries: {retries}"
+    return FailureDetails(
+        name,
+        storable(redact(message), MAX_MESSAGE_CHARS),
+        storable(redact(_traceback_of(error)), MAX_TRACEBACK_CHARS),
+    )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"(its message could not be made: {type(inner).__name__})"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """The traceback from the first frame of user code on."""
+    tb = error.__traceback__
+    while (
+        tb is not None and tb.tb_next is not None and _is_plumbing(tb.tb_frame.f_code.co_filename)
+    ):
+        tb = tb.tb_next
+    try:
+        return "".join(traceback.format_exception(type(error), error, tb))
+    except Exception as inner:  # noqa: BLE001 - formatting calls a user's __str__ and __repr__
+        return f"(the traceback could not be made: {type(inner).__name__})"
+
+
+def _is_plumbing(filename: str) -> bool:
+    return filename.startswith(_HERE) or "/tenacity/" in filename or "/asyncio/" in filename
+
+
+def storable(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
+    """UTF-8 text of bounded length, its middle cut out: both ends tell more."""
+    text = text.encode("utf-8", "replace").decode()
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"

@@ -1,0 +1,357 @@
+"""One stream's walk through its part of the pipeline: replay first, then live.
+
+Every ``_visit`` first looks at the next recorded row. While there is one the walk only checks that
+it is the expected one; when there is none it calls user code and writes rows. See ``replay``.
+
+Positions: every visit of a child slot of a frame takes one index, whether or not it writes a row;
+a selector passes its index on. One counter for each frame name of a stream runs on when the frame
+is entered again; a loop starts again after the last index at which a row was recorded.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from datagen_ray.errors import InputError, InternalError, PipelineError
+from datagen_ray.log.events import DatagenEvent, DatagenItemStatus, DatagenStreamPosition
+from datagen_ray.log.stream import DatagenStreamWriter
+from datagen_ray.pipeline.calls import MakeContext, noted_retries
+from datagen_ray.pipeline.context import StepContext
+from datagen_ray.pipeline.emitter import Emitter, Tally
+from datagen_ray.pipeline.endings import (
+    NOT_THE_ITEMS_FAULT,
+    Ending,
+    StreamFailed,
+    StreamFiltered,
+)
+from datagen_ray.pipeline.environment import Environment
+from datagen_ray.pipeline.failures import FailureDetails, describe_failure, storable
+from datagen_ray.pipeline.fanout import run_fan_out
+from datagen_ray.pipeline.fields import merged, result_updates
+from datagen_ray.pipeline.item import Cell, Item
+from datagen_ray.pipeline.nodes import (
+    Conditional,
+    FanOut,
+    Loop,
+    OnFailure,
+    Router,
+    Selector,
+    Sequence,
+)
+from datagen_ray.pipeline.replay import Cursor, RecordedStream, Row, RowKind, start_index
+from datagen_ray.pipeline.results import Filtered
+from datagen_ray.pipeline.steps import Node, Step
+
+
+class StreamWalk:
+    """One stream: its recorded rows, its fields, its writer."""
+
+    def __init__(
+        self,
+        env: Environment,
+        tally: Tally,
+        *,
+        body: Node,
+        writer: DatagenStreamWriter,
+        recorded: RecordedStream | None,
+        cells: dict[str, Cell],
+        parent: Item | None = None,
+        on_failure: OnFailure = "fail",
+    ) -> None:
+        self.env = env
+        self.tally = tally
+        self.body = body
+        self.writer = writer
+        self.cursor = Cursor(recorded)
+        self.emitter = Emitter(env.sink, tally)
+        self.next_sub_item: dict[str, int] = {}
+        self._cells = cells
+        self._parent = parent
+        self._on_failure = on_failure
+        self._counters: dict[str, int] = {}
+        self._last_index: dict[str | None, int] = {}
+
+    def spawn(
+        self,
+        *,
+        body: Node,
+        writer: DatagenStreamWriter,
+        recorded: RecordedStream | None,
+        cells: dict[str, Cell],
+        parent: Item,
+        on_failure: OnFailure,
+    ) -> StreamWalk:
+        """The walk of a sub-item, which reads through to the fields of ``parent``."""
+        return StreamWalk(
+            self.env,
+            self.tally,
+            body=body,
+            writer=writer,
+            recorded=recorded,
+            cells=cells,
+            parent=parent,
+            on_failure=on_failure,
+        )
+
+    @property
+    def item_id(self) -> str:
+        return self.writer.item_id
+
+    def own_item(self) -> Item:
+        """The fields that this stream set itself."""
+        return Item(self._cells, self.env.reader)
+
+    async def item(self) -> Item:
+        """The fields as user code sees them now."""
+        item = Item(self._cells, self.env.reader, self._parent)
+        if self.env.reader.types.has_blob_codecs:
+            await item.load_bytes()
+        return item
+
+    async def run(self) -> Ending:
+        """Walk to the end. Raises storage trouble and ``PipelineMismatchError`` only."""
+        try:
+            await self._visit(self.body, 0, None, None)
+            if self.cursor.peek() is not None:
+                self.cursor.mismatch("the end of the item")
+        except StreamFiltered as filtered:
+            return await self._end(
+                DatagenItemStatus.FILTERED,
+                position=filtered.position,
+                error_type=Filtered.__name__,
+                error_dump=storable(self.env.redact(filtered.reason)),
+            )
+        except StreamFailed as failure:
+            return await self._fail(failure)
+        return await self._end(DatagenItemStatus.COMPLETED)
+
+    async def _end(self, status: DatagenItemStatus, **columns: Any) -> Ending:
+        terminal = self.writer.item_terminal(status, **columns)
+        await self.emitter.commit([terminal])
+        return Ending(terminal, None)
+
+    async def _fail(self, failure: StreamFailed) -> Ending:
+        details = failure.details
+        events: list[DatagenEvent] = []
+        if not failure.recorded:
+            events.append(
+                self.writer.item_failed(
+                    failure.position,
+                    details.error_type,
+                    error_dump=details.error_dump,
+                    traceback=details.traceback,
+                )
+            )
+            self.tally.failures += 1
+        terminal: DatagenEvent | None = None
+        if self._on_failure != "fail":
+            # One append with the FAILED row: alone, the one would be run again and the other
+            # would be a filter without a reason.
+            terminal = self.writer.item_terminal(
+                DatagenItemStatus.FILTERED
+                if self._on_failure == "drop"
+                else DatagenItemStatus.COMPLETED,
+                position=failure.position,
+                error_type=details.error_type,
+                error_dump=details.error_dump,
+            )
+            events.append(terminal)
+        if events:
+            await self.emitter.commit(events)
+        return Ending(terminal, details)
+
+    # -- visiting ---------------------------------------------------------------------------
+
+    async def _visit(
+        self, node: Node, index: int, enclosing: str | None, selector: str | None
+    ) -> None:
+        position = DatagenStreamPosition(node.name, node.kind, index, enclosing, selector)
+        if isinstance(node, Selector):
+            await self._select(node, position)
+            return
+        self._last_index[enclosing] = index
+        if isinstance(node, Step):
+            await self._leaf(node, position)
+        elif isinstance(node, Sequence):
+            self._open(position)
+            await self._sequence(node, position)
+            self._close(position)
+        elif isinstance(node, Loop):
+            self._open(position)
+            await self._loop(node, position)
+            self._close(position)
+        elif isinstance(node, FanOut):
+            await run_fan_out(self, node, position)
+        else:
+            raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
+
+    async def _leaf(self, step: Step, position: DatagenStreamPosition) -> None:
+        if self.cursor.peek() is not None:
+            self.cursor.take(RowKind.COMPLETED, position)
+            return
+        self.emitter.check()
+        self.tally.steps_executed += 1
+        item = await self.item_or_fail(position)
+        try:
+            result = await self.env.code.call_step(step, item, self.contexts(position))
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            self.raise_from_user(position, error)
+        await self.complete(position, result)
+
+    def _open(self, position: DatagenStreamPosition) -> None:
+        if self.cursor.peek() is not None:
+            self.cursor.take(RowKind.STARTED, position)
+        else:
+            self.emitter.queue([self.writer.step_started(position)])
+
+    def _close(self, position: DatagenStreamPosition) -> None:
+        if self.cursor.peek() is not None:
+            self.cursor.take(RowKind.COMPLETED, position)
+        else:
+            self.emitter.queue(self.writer.step_completed(position), checkpoint=True)
+
+    async def _sequence(self, node: Sequence, position: DatagenStreamPosition) -> None:
+        closed = Row(RowKind.COMPLETED, position)
+        index = self._counters.get(node.name, 0)
+        for child in node.steps:
+            if self.cursor.peek() == closed and not child.may_be_silent:
+                # The frame was closed before this step was appended to the pipeline.
+                self.env.notice(
+                    f"step {child.name!r} was added to {node.name!r} after items had completed "
+                    "it; it is skipped for those"
+                )
+                break
+            await self._visit(child, index, node.name, None)
+            index += 1
+        self._counters[node.name] = index
+
+    async def _loop(self, node: Loop, position: DatagenStreamPosition) -> None:
+        closed = Row(RowKind.COMPLETED, position)
+        first = self._last_index.get(node.name, -1) + 1
+        index = first
+        while True:
+            row = self.cursor.peek()
+            if row == closed and (index > first or node.body.may_be_silent):
+                return
+            if row is not None:
+                found = start_index(node.body, row, node.name, None)
+                # Only a body that may write nothing can have rounds that left no row.
+                if (
+                    found is None
+                    or found < index
+                    or (found > index and not node.body.may_be_silent)
+                ):
+                    self.cursor.mismatch(
+                        f"round {index} of {position}: the start of {node.body.name!r}"
+                    )
+                index = found
+            await self._visit(node.body, index, node.name, None)
+            if self.cursor.peek() is None and await self._is_done(node, position, index - first):
+                return
+            index += 1
+
+    async def _is_done(self, node: Loop, position: DatagenStreamPosition, round_: int) -> bool:
+        if round_ + 1 >= node.max_rounds:
+            return True
+        return bool(await self._inline(node.until, position, round_))
+
+    async def _select(self, node: Selector, position: DatagenStreamPosition) -> None:
+        chosen: Node | None
+        row = self.cursor.peek()
+        if row is not None:
+            chosen = next(
+                (
+                    child
+                    for child in node.children
+                    if start_index(child, row, position.enclosing_step, node.name)
+                    == position.step_index
+                ),
+                None,
+            )
+            if chosen is None and not node.may_be_silent:
+                self.cursor.mismatch(f"the start of a child of {position}")
+        else:
+            chosen = await self._choose(node, position)
+        if chosen is not None:
+            await self._visit(chosen, position.step_index, position.enclosing_step, node.name)
+
+    async def _choose(self, node: Selector, position: DatagenStreamPosition) -> Node | None:
+        if isinstance(node, Conditional):
+            return node.then if await self._inline(node.when, position) else node.otherwise
+        if not isinstance(node, Router):
+            raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
+        key = await self._inline(node.key, position)
+        try:
+            chosen = node.routes.get(key, node.default)
+        except TypeError as error:
+            self.raise_from_user(position, error)
+        if chosen is None:
+            self.raise_from_user(
+                position,
+                PipelineError(
+                    f"Router {node.name!r} has no route for {key!r}; add it, or a default"
+                ),
+            )
+        return chosen
+
+    # -- user code --------------------------------------------------------------------------
+
+    async def _inline(self, function: Any, position: DatagenStreamPosition, *more: Any) -> Any:
+        self.emitter.check()
+        item = await self.item_or_fail(position)
+        try:
+            ctx = self.contexts(position)(0)
+            return await self.env.code.call_inline(function, item, ctx, *more)
+        except Exception as error:  # noqa: BLE001 - user code may raise anything
+            self.raise_from_user(position, error)
+
+    async def item_or_fail(self, position: DatagenStreamPosition) -> Item:
+        """The item for user code at ``position``."""
+        try:
+            return await self.item()
+        except InputError as error:
+            self.raise_from_user(position, error)
+
+    def contexts(self, position: DatagenStreamPosition) -> MakeContext:
+        """Makes the ``ctx`` of each call of user code at ``position``."""
+
+        def make(retry: int) -> StepContext:
+            return StepContext(
+                item_id=self.writer.item_id,
+                root_id=self.writer.item_id.partition("/")[0],
+                attempt=self.writer.attempt,
+                retry=retry,
+                position=position,
+                run_id=self.env.run_id,
+                pipeline=self.env.pipeline.name,
+                base_seed=self.env.base_seed,
+            )
+
+        return make
+
+    def raise_from_user(self, position: DatagenStreamPosition, error: Exception) -> NoReturn:
+        """What an exception means for the stream."""
+        if isinstance(error, NOT_THE_ITEMS_FAULT):
+            raise error
+        if isinstance(error, Filtered):
+            raise StreamFiltered(position, error.reason or str(error)) from error
+        details = describe_failure(error, noted_retries(error), self.env.redact)
+        raise StreamFailed(position, details) from error
+
+    def raise_failed_below(
+        self, position: DatagenStreamPosition, details: FailureDetails
+    ) -> NoReturn:
+        """A sub-item failed, and its own stream says so."""
+        raise StreamFailed(position, details, recorded=True)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    async def complete(self, position: DatagenStreamPosition, result: Any) -> None:
+        """Write a step's fields and its STEP_COMPLETED; return when they are durable."""
+        try:
+            updates = await result_updates(self.env.reader, position.step_name, result)
+            events = self.writer.step_completed(position, updates)
+            await self.emitter.commit(events, checkpoint=True)
+        except InputError as error:
+            self.raise_from_user(position, error)
+        self._cells = merged(self._cells, events)
