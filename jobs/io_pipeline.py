@@ -27,7 +27,7 @@ import datagen_ray as dg
 from jobs import rendering
 from jobs.candidates import call_id, draw, draw_many, known_plans, mutate_many, trial_plans
 from jobs.counting import count
-from jobs.sandbox import Call, shared_sandbox
+from jobs.sandbox import Call, SandboxError, shared_sandbox
 from jobs.stdlib_functions import Description, Parameter, StdlibFunction, describe
 
 PIPELINE_NAME = "io_prediction"
@@ -40,6 +40,8 @@ MIN_DISTINCT = 2
 MAX_CHOSEN = 12
 OTHER_HINT = "The output is a Python literal."
 _MAX_PLANS = 6
+# A sandbox that broke, for want of memory perhaps, is started anew; calls are not judged by that.
+_AGAIN = dg.Retry(attempts=3, on=(SandboxError,), wait_s=0.2)
 _FAMILIES = {
     "int": "number", "float": "number", "complex": "number", "str": "text", "bytes": "text",
     "bool": "truth",
@@ -73,7 +75,7 @@ def describe_function(item: Any, ctx: Any) -> dict[str, Any]:
     }
 
 
-@dg.step
+@dg.step(retry=_AGAIN)
 def make_candidates(item: Any, ctx: Any) -> dict[str, Any]:
     count(ctx)
     function, rng = function_of(item), random.Random(ctx.seed)
@@ -113,7 +115,7 @@ def pending_calls(item: Any) -> list[dict[str, Any]]:
     return [{"call": call} for call in item["calls"]]
 
 
-@dg.step
+@dg.step(retry=_AGAIN)
 def run_call(item: Any, ctx: Any) -> dict[str, Any]:
     count(ctx)
     outcome = shared_sandbox().run(_call(function_of(item), item["call"]))
@@ -307,7 +309,7 @@ def make_pipeline(seed: int = 0) -> dg.Pipeline:
     execute = dg.MapReduce(
         "execute_calls",
         split=pending_calls,
-        each=dg.Sequence("execute", [run_call]),
+        each=run_call,
         reduce=collect_examples,
     )
     return dg.Pipeline(

@@ -76,9 +76,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     # Items remember what was drawn for them, so another seed must not go on in the same log.
     options.experiment = options.experiment or f"seed-{options.seed}"
+    remote = "://" in options.root
     if options.output is None:
-        local = "data" if "://" in options.root else options.root
-        options.output = os.path.join(local, PIPELINE_NAME)
+        options.output = os.path.join("data" if remote else options.root, PIPELINE_NAME)
+    if not remote:
+        # Workers may stand in another folder than this process.
+        options.root = os.path.abspath(options.root)
     return options
 
 

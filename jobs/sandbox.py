@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import queue
 import shutil
 import subprocess
@@ -236,6 +235,8 @@ def shared_sandbox() -> Sandbox:
     global _shared
     with _shared_lock:
         if _shared is None:
-            _shared = Sandbox(pairs=max(1, min(4, os.cpu_count() or 1)))
+            # Two, so that one call that runs into its limits does not hold up all others; a
+            # process for each CPU is what a run has already.
+            _shared = Sandbox(pairs=2)
             atexit.register(_shared.close)
         return _shared

@@ -333,6 +333,9 @@ def main() -> None:
     for line in iter(sys.stdin.buffer.readline, b""):
         out.write(json.dumps(_serve_one(json.loads(line), roots)).encode() + b"\n")
         out.flush()
+    # Whoever started this is gone, perhaps killed: nobody else will remove the empty folder.
+    with contextlib.suppress(OSError):
+        os.rmdir(os.getcwd())
 
 
 if __name__ == "__main__":
