@@ -8,7 +8,7 @@ the log's columns as keys, with the six ``value_*`` columns folded into ``value`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import Enum
@@ -275,7 +275,7 @@ class DatagenEvent:
         if not self.root_item_id:
             put(self, "root_item_id", DatagenItemId.parse(self.item_id).root_key)
         if self.parent_item_id is None and "/" in self.item_id:
-            # Not parsed: a malformed id in a log has no parent but must not hinder reading it.
+            # Not parsed: append does that, and names what is wrong with the id.
             put(self, "parent_item_id", self.item_id.rpartition("/")[0] or None)
         if self.event_ts is None:
             put(self, "event_ts", utc_now())
@@ -284,6 +284,15 @@ class DatagenEvent:
                 f"event_ts {self.event_ts} has no time zone; use an aware datetime",
                 code="bad_timestamp",
             )
+
+    @classmethod
+    def as_stored(cls, names: Sequence[str], row: Sequence[Any]) -> DatagenEvent:
+        """The event that a stored row is: every column as it stands, nothing derived or checked."""
+        event = object.__new__(cls)
+        put = object.__setattr__
+        for name, value in zip(names, row, strict=True):
+            put(event, name, value)
+        return event
 
     @property
     def query_tags(self) -> Any:

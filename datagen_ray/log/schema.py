@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from datagen_ray.errors import DamagedLogError
 from datagen_ray.log.events import (
     DatagenEvent,
     DatagenEventType,
@@ -160,17 +161,21 @@ def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
         None if kind is None else DatagenValue(kind, _raw(kind, row, value_columns))
         for row, kind in enumerate(value_columns["value_kind"])
     ]
-    keys = list(columns)
+    names_in_order = tuple(columns)
     return [
-        DatagenEvent(**dict(zip(keys, row, strict=True)))
-        for row in zip(*columns.values(), strict=True)
+        DatagenEvent.as_stored(names_in_order, row) for row in zip(*columns.values(), strict=True)
     ]
 
 
 def _members(stored: Iterable[str | None], enum: type[Any]) -> list[Any]:
-    # A dictionary look-up a row; an unknown string is left for DatagenEvent to name.
-    known = {member.value: member for member in enum}
-    return [known.get(text, text) if text is not None else None for text in stored]
+    known = {None: None, **{member.value: member for member in enum}}
+    try:
+        return [known[text] for text in stored]
+    except KeyError as error:
+        raise DamagedLogError(
+            f"the log holds {error.args[0]!r} as a {enum.__name__}, which this package does not "
+            "know; if a newer version wrote it, upgrade"
+        ) from error
 
 
 def _raw(kind: str, row: int, columns: dict[str, list[Any]]) -> RawValue:

@@ -20,7 +20,12 @@ from datagen_ray.log.events import (
 )
 from datagen_ray.log.fold import FieldShape, FoldedDatagenItem, field_conflict
 from datagen_ray.log.ids import INT64_MAX, canonical_ids, datagen_event_id
-from datagen_ray.log.validate import INT32_MAX, check_step_kind, check_value
+from datagen_ray.log.validate import (
+    INT32_MAX,
+    check_codec_version,
+    check_step_kind,
+    check_value,
+)
 from datagen_ray.log.values import DatagenFieldUpdate, check_text, json_text
 
 FIRST_ITEM_SEQ = 1
@@ -315,12 +320,7 @@ class DatagenStreamWriter:
                 raise InvalidEventError(
                     f"field {update.name!r} needs a field_type", code="field_requires_type"
                 )
-            if not 0 <= update.codec_version <= INT32_MAX:
-                raise InvalidEventError(
-                    f"field {update.name!r}: codec_version {update.codec_version} is not within "
-                    "0..2**31-1",
-                    code="out_of_range",
-                )
+            check_codec_version(update.codec_version, update.name)
             check_value(update.value, update.name)
             shape = (update.op, update.value.kind, update.field_type, update.codec_version)
             known = shapes.get(update.name) or self._shapes.get(update.name)

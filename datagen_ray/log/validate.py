@@ -226,7 +226,7 @@ def _check_fields(event: DatagenEvent) -> None:
                 f"field {event.field_name!r} needs a codec_version",
                 code="field_requires_codec_version",
             )
-        _check_number(event.codec_version, "codec_version", INT32_MAX)
+        check_codec_version(event.codec_version, event.field_name)
         if event.value is None:
             raise InvalidEventError(
                 f"field {event.field_name!r} needs a value", code="field_requires_value"
@@ -239,6 +239,20 @@ def _check_fields(event: DatagenEvent) -> None:
                 f"{event.event_type} cannot carry {name}; only field events do",
                 code="stray_field_column",
             )
+
+
+def check_codec_version(version: int, field_name: str) -> None:
+    """Any 32-bit integer: what the number means is the codec's affair."""
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise InvalidEventError(
+            f"codec_version of field {field_name!r} must be an integer, not {version!r}",
+            code="wrong_type",
+        )
+    if not -INT32_MAX - 1 <= version <= INT32_MAX:
+        raise InvalidEventError(
+            f"codec_version {version} of field {field_name!r} does not fit 32 bits",
+            code="out_of_range",
+        )
 
 
 def check_value(value: DatagenValue, field_name: str) -> None:

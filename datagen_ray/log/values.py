@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from datagen_ray.errors import InvalidEventError
@@ -296,17 +296,23 @@ class DatagenFieldUpdate:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DatagenFieldUpdate:
-        """The update of an exchange form with keys name, op, field_type, codec_version, value."""
+        """The update of an exchange form with keys name, op, field_type, codec_version, value.
+
+        The checksum of a blob is left out: one that is handed in was computed by nobody we know.
+        """
         for key in ("name", "op", "field_type", "value"):
             if key not in data:
                 raise _refuse(f"field update has no {key!r}", "missing_key")
         version = data.get("codec_version", 1)
         if isinstance(version, bool) or not isinstance(version, int):
             raise _refuse(f"codec_version must be an integer, not {version!r}", "wrong_type")
+        value = DatagenValue.from_dict(data["value"])
+        if isinstance(value.raw, DatagenBlobValue):
+            value = DatagenValue("blob", replace(value.raw, checksum=None))
         return cls(
             name=check_text(data["name"], "field name"),
             op=data["op"],
-            value=DatagenValue.from_dict(data["value"]),
+            value=value,
             field_type=check_text(data["field_type"], "field type"),
             codec_version=version,
         )

@@ -183,18 +183,17 @@ class LogReads:
 
     def load_blob(
         self, item: FoldedDatagenItem | str | DatagenItemId, field_name: str, index: int = -1
-    ) -> bytes:
+    ) -> bytes | None:
         """The bytes of a blob field of a folded item, or of the item with that id.
 
-        ``index`` picks one value of an appended field. Size and checksum are verified where the
-        log has them; raises :class:`DamagedLogError` when they disagree, :class:`ConfigError`
-        when there is no such blob.
+        None when the item has no such field or it is not a blob. ``index`` picks one value of an
+        appended field. Size and checksum are verified where the log has them; raises
+        :class:`DamagedLogError` when they disagree.
         """
         folded = item if isinstance(item, FoldedDatagenItem) else self.fold_item(item).folded()
         field = None if folded is None else folded.fields.get(field_name)
         if field is None or field.kind != "blob":
-            name = folded.item_id if folded is not None else str(item)
-            raise ConfigError(f"item {name!r} has no blob field {field_name!r}")
+            return None
         event_id, reference = field.event_ids[index], field.values[index].raw
         data = self.get_blob(event_id)
         if not isinstance(reference, DatagenBlobValue):
@@ -234,8 +233,7 @@ class LogReads:
     def _table(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
         def read(snapshot: Snapshot) -> pa.Table:
             pieces = list(snapshot.stream(columns, where))
-            empty = pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
-            return pa.concat_tables([empty, *pieces], promote_options="permissive")
+            return pa.concat_tables([_empty(columns), *pieces], promote_options="permissive")
 
         return self._retried(read)
 
@@ -244,20 +242,20 @@ class LogReads:
 
     def _table_in(self, columns: Sequence[str], column: str, ids: list[str]) -> pa.Table:
         """The rows whose ``column`` is one of ``ids``, whatever their number."""
+        if not ids:
+            return _empty(columns)
         if len(ids) <= MAX_INDEXED_IDS:
-            return self._table(columns, pc.field(column).isin(ids))
+            return self._table(columns, pc.field(column).isin(pa.array(ids, pa.string())))
         wanted = pa.array(ids, pa.string())
 
         def read(snapshot: Snapshot) -> pa.Table:
             names = list(columns) if column in columns else [*columns, column]
-            empty = pa.schema([DATAGEN_SCHEMA.field(name) for name in names]).empty_table()
             pieces = [
                 piece.filter(pc.is_in(piece.column(column), value_set=wanted))
                 for piece in snapshot.stream(names, None)
             ]
-            return pa.concat_tables([empty, *pieces], promote_options="permissive").select(
-                list(columns)
-            )
+            rows = pa.concat_tables([_empty(names), *pieces], promote_options="permissive")
+            return rows.select(list(columns))
 
         return self._retried(read)
 
@@ -269,6 +267,10 @@ class LogReads:
             except ItemViolationError as error:
                 found[item_id] = error
         return found
+
+
+def _empty(columns: Sequence[str]) -> pa.Table:
+    return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
 
 
 def _verified(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
