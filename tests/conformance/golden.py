@@ -102,11 +102,17 @@ def same(expected: Any, found: Any, key: str = "") -> bool:
         if not isinstance(found, list) or len(expected) != len(found):
             return False
         if key in _SETS:
-            expected, found = (sorted(v, key=lambda p: json.dumps(p, sort_keys=True)) for v in (expected, found))
+            expected, found = (
+                sorted(v, key=lambda p: json.dumps(p, sort_keys=True)) for v in (expected, found)
+            )
         return all(same(a, b) for a, b in zip(expected, found, strict=True))
     if type(expected) is not type(found):
         return False
-    return expected == found or (expected != expected and found != found) or repr(expected) == repr(found)
+    return (
+        expected == found
+        or (expected != expected and found != found)
+        or repr(expected) == repr(found)
+    )
 
 
 def replace_parent(event: DatagenEvent, parent: str | None) -> DatagenEvent:
@@ -124,7 +130,9 @@ class Outcome:
 
     @property
     def code(self) -> str | None:
-        return None if self.error is None else getattr(self.error, "code", type(self.error).__name__)
+        return (
+            None if self.error is None else getattr(self.error, "code", type(self.error).__name__)
+        )
 
 
 @dataclass

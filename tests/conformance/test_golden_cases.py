@@ -71,7 +71,17 @@ def test_every_case_of_the_suite_is_here() -> None:
 
 
 def test_every_deviation_is_explained_by_a_decision() -> None:
-    known = set(DECISIONS.values()) | {"Q01", "Q07", "Q12", "Q22", "Q23", "Q28", "Q31", "Q35", "Q38"}
+    known = set(DECISIONS.values()) | {
+        "Q01",
+        "Q07",
+        "Q12",
+        "Q22",
+        "Q23",
+        "Q28",
+        "Q31",
+        "Q35",
+        "Q38",
+    }
     for case, calls in deviations().items():
         for index, reason in calls.items():
             assert reason.split(" ")[-1] in known, (case, index, reason)
