@@ -16,7 +16,7 @@ from typing import Any
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import InternalError, LogNotFoundError, WriterFencedError
 from datagen_ray.store import layout
-from datagen_ray.store.creation import create_log, open_log, writer_limits
+from datagen_ray.store.creation import MemTableLimits, create_log, memtable_limits, open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_tail_too_long, translate
 from datagen_ray.store.shard import (
     ShardManifest,
@@ -76,19 +76,19 @@ def claim_shard(
     if dataset.mem_wal_index_details() is None:
         # a creator that died between its two steps; nobody can have written yet
         dataset = create_log(uri, storage_options, fsync=storage.fsync)
-    max_rows, _ = writer_limits(dataset)
+    limits = memtable_limits(dataset)
     before = _epoch(read_latest_manifest(storage, shard))
     if own_epochs is not None and before not in own_epochs:
         raise _fenced(shard, uri)
     doing = f"claiming shard {shard} of {uri}"
     try:
-        writer = _open_writer(dataset, shard)
+        writer = _open_writer(dataset, shard, limits)
     except LANCE_ERRORS as error:
         if not is_tail_too_long(error):
             raise translate(error, doing) from error
-        before = _shorten_tail(dataset, shard, storage, uri)
+        before = _shorten_tail(dataset, shard, storage, limits)
         try:
-            writer = _open_writer(dataset, shard)
+            writer = _open_writer(dataset, shard, limits)
         except LANCE_ERRORS as second:
             raise translate(second, doing) from second
     crash_point("after_claim")
@@ -101,7 +101,7 @@ def claim_shard(
     if storage.fsync:
         sync_shard(storage, shard, manifest, last_position)
     crash_point("after_claim_sync")
-    return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, max_rows, writer)
+    return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, limits.rows, writer)
 
 
 def claim_all_shards(
@@ -159,32 +159,34 @@ def sync_manifest(
     storage.sync_folder(layout.manifest_folder(shard))
 
 
-def _open_writer(dataset: Any, shard: str, **limits: int) -> Any:
+def _open_writer(dataset: Any, shard: str, limits: MemTableLimits) -> Any:
     return dataset.mem_wal_writer(
         shard,
         max_wal_flush_interval_ms=WAL_FLUSH_INTERVAL_MS,
         stats_log_interval_ms=0,
-        **limits,
+        max_memtable_rows=limits.rows,
+        max_memtable_batches=limits.batches,
+        max_memtable_size=limits.size_bytes,
     )
 
 
-def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, uri: str) -> int:
+def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, limits: MemTableLimits) -> int:
     """Flush a tail that was written under larger limits; return the epoch that this took."""
     manifest = read_latest_manifest(storage, shard)
     if manifest is None:
-        raise LogNotFoundError(f"shard {shard} of {uri} has vanished; check the path")
+        raise LogNotFoundError(f"shard {shard} of {storage.uri} has vanished; check the path")
     tail = read_wal_tail(storage, shard, manifest.replay_after)
     rows = sum(entry.rows.num_rows for entry in tail.entries)
-    default_rows, default_batches = writer_limits(dataset)
+    larger = MemTableLimits(
+        rows=max(rows + 1, limits.rows),
+        batches=max(len(tail.entries) + 1, limits.batches),
+        size_bytes=limits.size_bytes,
+    )
     try:
-        writer = _open_writer(
-            dataset,
-            shard,
-            max_memtable_rows=max(rows + 1, default_rows),
-            max_memtable_batches=max(len(tail.entries) + 1, default_batches),
-        )
+        writer = _open_writer(dataset, shard, larger)
     except LANCE_ERRORS as error:
-        raise translate(error, f"claiming shard {shard} of {uri} with its long tail") from error
+        doing = f"claiming shard {shard} of {storage.uri} with its long tail"
+        raise translate(error, doing) from error
     close_writer(writer, shard)
     return manifest.writer_epoch + 1
 

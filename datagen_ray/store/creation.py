@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import lance
@@ -78,13 +79,31 @@ def log_exists(uri: str, storage_options: Mapping[str, str] | None = None) -> bo
     return _open(LogStorage(uri, storage_options)) is not None
 
 
-def writer_limits(dataset: Any) -> tuple[int, int]:
-    """The MemTable limits (rows, batches) that every writer of this log starts with."""
-    defaults = (dataset.mem_wal_index_details() or {}).get("writer_config_defaults", {})
-    # what Lance takes for a log that names no limits
-    return (
-        int(defaults.get("max_memtable_rows", 100_000)),
-        int(defaults.get("max_memtable_batches", 8_000)),
+@dataclass(frozen=True)
+class MemTableLimits:
+    """When a MemTable is flushed: after so many rows, WAL entries, or bytes."""
+
+    rows: int
+    batches: int
+    size_bytes: int
+
+
+# what Lance takes for a log that names no limits of its own
+_LANCE_LIMITS = MemTableLimits(rows=100_000, batches=8_000, size_bytes=256 << 20)
+
+
+def memtable_limits(dataset: Any) -> MemTableLimits:
+    """The limits that a log was created with.
+
+    Lance keeps them with the log, but its writers do not take them from there (pylance 14), so
+    each claim has to pass them. They are the same at each, so that a claim can hold any tail
+    that another writer of this package left.
+    """
+    stored = (dataset.mem_wal_index_details() or {}).get("writer_config_defaults", {})
+    return MemTableLimits(
+        rows=int(stored.get("max_memtable_rows", _LANCE_LIMITS.rows)),
+        batches=int(stored.get("max_memtable_batches", _LANCE_LIMITS.batches)),
+        size_bytes=int(stored.get("max_memtable_size", _LANCE_LIMITS.size_bytes)),
     )
 
 

@@ -15,6 +15,7 @@ from writer_support import batch, new_log, stored_ids
 
 from datagen_ray.crashpoints import ENVIRONMENT_VARIABLE, WRITER_POINTS
 from datagen_ray.store import layout
+from datagen_ray.store.creation import MAX_MEMTABLE_BATCHES
 from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
@@ -124,7 +125,7 @@ def test_what_was_acknowledged_survives_power_loss(moment, tmp_path, monkeypatch
     if moment == "after a flush":
         owner.flush()
     elif moment == "after a flush in the background":
-        names += [str(number) for number in range(505)]
+        names += [str(number) for number in range(MAX_MEMTABLE_BATCHES)]
         for name in names[3:]:
             owner.submit(batch(name)).result()
         shard, storage = layout.shard_uuid("slot"), LogStorage(uri)
