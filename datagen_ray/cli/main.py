@@ -1,0 +1,63 @@
+"""The commands together, and how errors end them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from datagen_ray.cli import export, look, run
+from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
+
+app = typer.Typer(
+    name="datagen-ray",
+    help="Resumable synthetic-data pipelines on Ray, every step an event in one Lance log.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+run.add_to(app)
+look.add_to(app)
+export.add_to(app)
+
+_BAD_INPUT = (InputError, LogNotFoundError)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its status."""
+    sys.exit(status_of(arguments))
+
+
+def status_of(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status. A traceback means a bug of this package or of a step."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="datagen-ray",
+            standalone_mode=False,
+        )
+    except click.exceptions.Exit as exited:
+        return exited.exit_code
+    except click.ClickException as error:
+        return _say(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _say("interrupted; the same command goes on where this one was", 130)
+    except _BAD_INPUT as error:
+        return _say(str(error), 2)
+    except DatagenError as error:
+        return _say(str(error), 1)
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def _say(text: str, status: int) -> int:
+    typer.echo(f"datagen-ray: {' '.join(text.split())}", err=True)
+    return status
