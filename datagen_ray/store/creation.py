@@ -7,6 +7,7 @@ Opening creates nothing, so a mistyped path is an error and never an empty log.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +197,7 @@ def _check_local_place(storage: LogStorage) -> None:
 
 def _check_hard_links(folder: str) -> None:
     # Fencing rests on names that are taken exactly once, which Lance does with hard links.
-    probe = os.path.join(folder, f".datagen-ray-link-probe-{os.getpid()}")
+    probe = os.path.join(folder, f".link-probe-{os.getpid()}-{threading.get_ident()}")
     linked = f"{probe}-linked"
     try:
         with open(probe, "wb"):

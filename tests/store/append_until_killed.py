@@ -6,9 +6,8 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from writer_support import batch
-
 from datagen_ray.store.writer import ShardOwner, WriterOptions
+from tests.store.writer_support import batch
 
 
 def main(uri: str, prefix: str, broken_wal: str) -> None:

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from writer_support import NOON, batch, new_log, stored_ids
 
 from datagen_ray.errors import DamagedLogError, RunSupersededError, WriterFencedError
 from datagen_ray.store import layout
@@ -19,6 +18,7 @@ from datagen_ray.store.runs import (
 from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
+from tests.store.writer_support import NOON, batch, new_log, stored_ids
 
 
 @pytest.fixture

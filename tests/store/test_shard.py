@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from writer_support import batch, event, new_log, wal_path
 
 from datagen_ray.errors import ConfigError, CorruptWalError, DamagedLogError
 from datagen_ray.store import layout
@@ -18,6 +17,7 @@ from datagen_ray.store.shard import (
 )
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
+from tests.store.writer_support import batch, event, new_log, wal_path
 
 SHARD = layout.shard_uuid("slot")
 

@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from writer_support import batch, new_log, stored_ids
 
 from datagen_ray.crashpoints import ENVIRONMENT_VARIABLE, WRITER_POINTS
 from datagen_ray.store import layout
@@ -19,6 +18,7 @@ from datagen_ray.store.creation import MAX_MEMTABLE_BATCHES
 from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
+from tests.store.writer_support import batch, new_log, stored_ids
 
 PROGRAM = Path(__file__).with_name("append_until_killed.py")
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -38,10 +38,9 @@ def cases() -> list[tuple[str, int]]:
 
 def run(uri: str, prefix: str, point: str, broken_wal: str) -> tuple[int, dict[str, int]]:
     """The exit code, and the acknowledged batches with their numbers of rows."""
-    path = os.pathsep.join([str(PACKAGE_ROOT), str(PROGRAM.parent)])
     done = subprocess.run(
         [sys.executable, str(PROGRAM), uri, prefix, broken_wal],
-        env={**os.environ, "PYTHONPATH": path, ENVIRONMENT_VARIABLE: point},
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT), ENVIRONMENT_VARIABLE: point},
         capture_output=True,
         text=True,
         timeout=120,
