@@ -60,7 +60,7 @@ class Maker:
         self.count = 0
 
     def pipeline(self) -> Pipeline:
-        depth = self.rng.choice((2, 3, 3, 4))
+        depth = self.rng.choice((3, 3, 4))
         body = self.sequence(depth, sub=False) if self.rng.random() < 0.8 else self.node(depth, False)
         return Pipeline("top", body, fields=dict.fromkeys(APPEND_FIELDS, Append), seed=7)
 
@@ -70,14 +70,15 @@ class Maker:
 
     def sequence(self, depth: int, sub: bool) -> Node:
         name = self.name("seq")
-        return Sequence(name, [self.node(depth - 1, sub) for _ in range(self.rng.randint(1, 3))])
+        return Sequence(name, [self.node(depth - 1, sub) for _ in range(self.rng.randint(1, 4))])
 
     def node(self, depth: int, sub: bool) -> Node:
-        if depth <= 0 or self.rng.random() < 0.2:
+        if depth <= 0 or self.rng.random() < 0.12:
             return self.leaf(sub)
         make = self.rng.choice(
             (
                 self.sequence,
+                self.loop,
                 self.loop,
                 self.map_reduce,
                 self.branch,
@@ -92,15 +93,15 @@ class Maker:
     def trouble(self, name: str, sub: bool, ctx: Any, number: int) -> None:
         """Now and then what user code does instead of returning."""
         world = self.world()
-        if number % 23 == 0:
+        if number % 47 == 0:
             raise Filtered(f"{name} does not want it")
         # Failures that pass would make "dropped" depend on how often a step was called.
-        if number % 13 == 1 and not sub:
+        if number % 17 == 1 and not sub:
             key = (ctx.item_id, str(ctx.position))
             if world.failed[key] < 1 + number % 2:
                 world.failed[key] += 1
                 raise ValueError(f"{name} fails for now")
-        if number % 29 == 2 and (sub or number % 5 == 0):
+        if number % 31 == 2 and (sub or number % 5 == 0):
             raise Permanent(f"{name} fails for good")
 
     def leaf(self, sub: bool) -> Node:
@@ -135,11 +136,12 @@ class Maker:
         decide = self.decide(name, sub)
 
         def until(item: Any, round: int, ctx: Any) -> bool:  # noqa: A002
-            return decide(item, ctx) % 3 == 0
+            return decide(item, ctx) % 4 == 0
 
-        return Loop(
-            name, self.node(depth - 1, sub), until=until, max_rounds=self.rng.randint(1, 3)
-        )
+        # Frames that are entered again are where positions go wrong most easily.
+        make = self.rng.choice((self.node, self.sequence, self.loop, self.conditional))
+        body = make(depth - 1, sub) if depth > 1 else self.node(depth - 1, sub)
+        return Loop(name, body, until=until, max_rounds=self.rng.randint(1, 4))
 
     def map_reduce(self, depth: int, sub: bool) -> Node:
         name = self.name("map")
