@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import click
 import typer
 
 from datagen_ray.cli import export, look, run
@@ -15,7 +14,7 @@ from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
 app = typer.Typer(
     name="datagen-ray",
     help="Resumable synthetic-data pipelines on Ray, every step an event in one Lance log.",
-    no_args_is_help=True,
+    no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -24,6 +23,11 @@ run.add_to(app)
 look.add_to(app)
 export.add_to(app)
 
+# Typer brings a click of its own in some versions and uses the installed one in others; what it
+# exports is a subclass of the right base either way.
+_UsageError: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 _BAD_INPUT = (InputError, LogNotFoundError)
 
 
@@ -41,11 +45,11 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
             prog_name="datagen-ray",
             standalone_mode=False,
         )
-    except click.exceptions.Exit as exited:
-        return exited.exit_code
-    except click.ClickException as error:
-        return _say(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except typer.Exit as exited:
+        return int(exited.exit_code)
+    except _UsageError as error:
+        return _say(f"{_told(error).rstrip('.')}; see datagen-ray --help", 2)
+    except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted; the same command goes on where this one was", 130)
     except _BAD_INPUT as error:
         return _say(str(error), 2)
@@ -56,6 +60,11 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _told(error: Exception) -> str:
+    told = getattr(error, "format_message", None)
+    return str(told() if callable(told) else error)
 
 
 def _say(text: str, status: int) -> int:

@@ -13,6 +13,7 @@ calls have ended, then runs ``__ray_shutdown__``, which is where a worker drains
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -152,13 +153,16 @@ class RayFleet:
             "namespace": "datagen_ray",
         }
         if options.address is None:
-            ray.init(
-                address="local",
-                num_cpus=options.cluster_cpus,
-                include_dashboard=options.dashboard,
-                _temp_dir=options.temp_dir,
-                **common,
-            )
+            with warnings.catch_warnings():
+                # Ray forks only to execute its own programs at once; no Lance call runs in between.
+                warnings.filterwarnings("ignore", message="lance is not fork-safe")
+                ray.init(
+                    address="local",
+                    num_cpus=options.cluster_cpus,
+                    include_dashboard=options.dashboard,
+                    _temp_dir=options.temp_dir,
+                    **common,
+                )
         else:
             try:
                 ray.init(address=options.address, **common)

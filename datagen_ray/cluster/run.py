@@ -39,6 +39,7 @@ from datagen_ray.store.runs import (
 )
 from datagen_ray.store.store import DatagenStore
 
+_JOB_FOLDER = "runtime_resources"
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -79,7 +80,7 @@ def run(
     began = time.monotonic()
     said = listener or Silent()
     _check_numbers(workers=workers, concurrency=concurrency)
-    uri = log_uri_of(str(root), pipeline.name, experiment)
+    uri = log_uri_of(_durable_root(str(root)), pipeline.name, experiment)
     said.phase("checking the source")
     rows = open_source(source)
     total = count_keys(rows, key)
@@ -203,6 +204,18 @@ def import_paths() -> tuple[str, ...]:
         inside = path == here or path.startswith(here + os.sep)
         found.append(os.path.relpath(path, here) if inside else path)
     return tuple(dict.fromkeys(found))
+
+
+def _durable_root(root: str) -> str:
+    """The root as every worker can use it: absolute, whatever its own working directory is."""
+    if not root or "://" in root:
+        return root
+    if not os.path.isabs(root) and _JOB_FOLDER in os.getcwd():
+        raise ConfigError(
+            f"the root {root!r} would lie in the working directory that Ray made for this job and "
+            "will remove; pass an absolute path that all nodes share, or a URL"
+        )
+    return os.path.abspath(root)
 
 
 def _check_numbers(*, workers: int | None, concurrency: int) -> None:
