@@ -18,6 +18,13 @@ MAX_TRACEBACK_CHARS = 65_536
 _HERE = str(Path(__file__).parent)
 
 _SECRETS = (
+    (
+        re.compile(
+            r"(?i)(['\"]?\b[\w-]*(?:api[_-]?key|secret|token|password|passwd|access[_-]?key)[\w-]*"
+            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&)}\]]{4,}"
+        ),
+        r"\1[redacted]",
+    ),
     (re.compile(r"\b(sk|pk|rk)-[A-Za-z0-9_-]{12,}"), r"\1-[redacted]"),
     (
         re.compile(r"\b(ghp|gho|ghs|ghu|github_pat|hf|xox[abprs])[_-][A-Za-z0-9_-]{12,}"),
@@ -26,13 +33,6 @@ _SECRETS = (
     (re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{12,}"), r"\1[redacted]"),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), "[redacted]"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [redacted]"),
-    (
-        re.compile(
-            r"(?i)(['\"]?\b[\w-]*(?:api[_-]?key|secret|token|password|passwd|access[_-]?key)[\w-]*"
-            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&)}\]]{4,}"
-        ),
-        r"\1[redacted]",
-    ),
     (re.compile(r"(\w+://[^\s/:@]+:)[^\s/@]+@"), r"\1[redacted]@"),
 )
 

@@ -61,7 +61,9 @@ class Maker:
 
     def pipeline(self) -> Pipeline:
         depth = self.rng.choice((3, 3, 4))
-        body = self.sequence(depth, sub=False) if self.rng.random() < 0.8 else self.node(depth, False)
+        body = (
+            self.sequence(depth, sub=False) if self.rng.random() < 0.8 else self.node(depth, False)
+        )
         return Pipeline("top", body, fields=dict.fromkeys(APPEND_FIELDS, Append), seed=7)
 
     def name(self, kind: str) -> str:

@@ -67,7 +67,12 @@ class ListSink:
     """
 
     def __init__(
-        self, log: ListLog, *, epoch: int = 1, limit: int | None = None, last_is_durable: bool = False
+        self,
+        log: ListLog,
+        *,
+        epoch: int = 1,
+        limit: int | None = None,
+        last_is_durable: bool = False,
     ) -> None:
         self.log = log
         self.writer_epoch = f"slot-0:{epoch}"
@@ -131,7 +136,7 @@ def rerun(pipeline: Pipeline, log: ListLog, **options: Any) -> RootResult:
 
 
 def rows(log: ListLog, item_id: str = "5", *, births: bool = False) -> list[str]:
-    """One item's rows as short texts, in the order of ``item_seq``; births left out unless asked."""
+    """One item's rows as short texts, by ``item_seq``; births are left out unless asked for."""
     events = sorted((e for e in log.events if e.item_id == item_id), key=lambda e: e.item_seq)
     texts = [_row(event) for event in events]
     if not births:
