@@ -27,7 +27,11 @@ sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve()
 if str(_FOLDER.parent) not in sys.path:
     sys.path.insert(0, str(_FOLDER.parent))
 
+from rich.console import Console  # noqa: E402
+
 import datagen_ray as dg  # noqa: E402
+from datagen_ray.cli.progress import RunDisplay  # noqa: E402
+from datagen_ray.cluster.run import run  # noqa: E402
 from jobs.io_pipeline import PIPELINE_NAME, make_pipeline, pipeline, row_of  # noqa: E402
 from jobs.output import Written, rows_of_root, write_rows  # noqa: E402
 from jobs.stdlib_functions import StdlibFunction, discover  # noqa: E402
@@ -92,28 +96,6 @@ def _positive(text: str) -> int:
     return number
 
 
-class _Progress:
-    """Tells how far the run is, one line a tenth of the way. Standard error, so output is data."""
-
-    def __init__(self) -> None:
-        self._tenths = 0
-
-    def phase(self, text: str) -> None:
-        self.note(f"{text} ...")
-
-    def counts(self, counts: Any) -> None:
-        tenths = 10 * counts.ended // max(1, counts.roots_total)
-        if tenths > self._tenths:
-            self._tenths = tenths
-            self.note(
-                f"{counts.ended} of {counts.roots_total} functions: {counts.completed} completed, "
-                f"{counts.filtered} filtered, {counts.failed} failed, {counts.skipped} skipped"
-            )
-
-    def note(self, text: str) -> None:
-        print(f"io_prediction: {text}", file=sys.stderr, flush=True)
-
-
 def _check_output(folder: Path) -> None:
     place = folder.absolute()
     while not os.path.lexists(place):
@@ -141,20 +123,19 @@ def _report(summary: Any, written: Written) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from datagen_ray.cluster.run import run
-
     _check_output(Path(options.output))
     rows = [row_of(function) for function in select(discover(), options.limit)]
-    summary = run(
-        make_pipeline(options.seed),
-        rows,
-        key="function",
-        root=options.root,
-        experiment=options.experiment,
-        workers=options.workers,
-        address=options.address,
-        listener=_Progress(),
-    )
+    with RunDisplay(Console(stderr=True)) as display:
+        summary = run(
+            make_pipeline(options.seed),
+            rows,
+            key="function",
+            root=options.root,
+            experiment=options.experiment,
+            workers=options.workers,
+            address=options.address,
+            listener=display,
+        )
     written = write_rows(completed_rows(summary.log_uri), Path(options.output), options.experiment)
     _report(summary, written)
     for failure in summary.failures:
