@@ -6,7 +6,9 @@ Opening creates nothing, so a mistyped path is an error and never an empty log.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,18 +47,19 @@ def create_log(
     """
     storage = LogStorage(uri, storage_options, fsync=fsync)
     dataset = _open(storage)
-    created = dataset is None
     if dataset is None:
         if storage.is_local:
             _check_local_place(storage)
-        dataset = _create(storage)
+            _create_local(storage)
+        else:
+            _create_remote(storage)
+        dataset = _open(storage)
+    if dataset is None:
+        raise StorageError(f"{storage.uri} was made and is gone again; try again")
     _check_schema(dataset, uri)
     if dataset.mem_wal_index_details() is None:
         dataset = _initialize(dataset, storage)
-        created = True
-    if created:
         storage.sync_tree(skip=(layout.MEM_WAL_FOLDER,))
-        storage.sync_ancestors()
     return dataset
 
 
@@ -121,7 +124,49 @@ def _open(storage: LogStorage) -> Any | None:
         raise translate(error, f"opening {storage.uri}") from error
 
 
-def _create(storage: LogStorage) -> Any:
+def _create_local(storage: LogStorage) -> None:
+    """Make a whole log under another name and rename it, so that it is there whole or not."""
+    target = storage.path()
+    parent, name = os.path.split(target)
+    number = f"{os.getpid()}-{threading.get_ident()}"
+    draft = LogStorage(os.path.join(parent, f".{name}.{number}"), fsync=storage.fsync)
+    try:
+        os.makedirs(parent, exist_ok=True)
+        shutil.rmtree(draft.path(), ignore_errors=True)
+        _initialize(_write_empty(draft), draft)
+        draft.sync_tree()
+        try:
+            os.rename(draft.path(), target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            # somebody else was faster; theirs is opened
+        storage.sync_ancestors()
+    except OSError as error:
+        raise ConfigError(
+            f"{storage.uri} cannot be made ({error.strerror}); check the path and its permissions"
+        ) from error
+    finally:
+        shutil.rmtree(draft.path(), ignore_errors=True)
+
+
+def _create_remote(storage: LogStorage) -> None:
+    try:
+        dataset = _write_empty(storage)
+    except StorageError as error:
+        if error.__cause__ is None or not is_creation_race(error.__cause__):
+            raise
+        return
+    if dataset.version > 1:
+        # Lance checks that nothing is there some time before it commits, and then commits on top
+        # of whatever has come in between. Bring that back.
+        try:
+            dataset.checkout_version(dataset.version - 1).restore()
+        except LANCE_ERRORS as error:
+            raise translate(error, f"bringing back {storage.uri}") from error
+
+
+def _write_empty(storage: LogStorage) -> Any:
     try:
         return lance.write_dataset(
             pa.Table.from_batches([], schema=DATAGEN_SCHEMA),
@@ -131,12 +176,7 @@ def _create(storage: LogStorage) -> Any:
             storage_options=storage.storage_options or None,
         )
     except LANCE_ERRORS as error:
-        if not is_creation_race(error):
-            raise translate(error, f"creating {storage.uri}") from error
-    dataset = _open(storage)
-    if dataset is None:
-        raise StorageError(f"{storage.uri} was made and removed by others meanwhile; try again")
-    return dataset
+        raise StorageError(str(translate(error, f"creating {storage.uri}"))) from error
 
 
 def _initialize(dataset: Any, storage: LogStorage) -> Any:
@@ -179,7 +219,7 @@ def _check_schema(dataset: Any, uri: str) -> None:
 def _check_local_place(storage: LogStorage) -> None:
     """Refuse a place that cannot hold a log before anything is written there."""
     path = storage.path()
-    if os.path.isdir(path) and os.listdir(path):
+    if os.path.isdir(path) and os.listdir(path) and not log_exists(storage.uri):
         raise ConfigError(
             f"{storage.uri} is a folder with other content, not a log; pass a path that is free"
         )

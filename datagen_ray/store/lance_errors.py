@@ -27,8 +27,16 @@ NOT_FOUND_PHRASE = "was not found"
 EXISTS_PHRASE = "Dataset already exists"
 INITIALIZED_PHRASE = "MemWAL is already initialized"
 CONFLICT_PHRASE = "commit conflict"
+INCOMPATIBLE_PHRASE = "Incompatible transaction"
 REFUSED_PHRASE = "Invalid user input"
 CLOSED_PHRASE = "is already closed"
+
+_CREATION_RACE_PHRASES = (
+    EXISTS_PHRASE,
+    INITIALIZED_PHRASE,
+    CONFLICT_PHRASE,
+    INCOMPATIBLE_PHRASE,
+)
 
 # "Writer fenced (<reason>)" comes in front of whatever follows, which may quote other reasons
 _REASON = re.compile(r"Writer fenced \(([^)]*)\)")
@@ -44,10 +52,10 @@ def is_not_found(error: Exception) -> bool:
     return NOT_FOUND_PHRASE in str(error)
 
 
-def is_creation_race(error: Exception) -> bool:
+def is_creation_race(error: BaseException) -> bool:
     """Whether creating or initialising a log failed because somebody else just did it."""
     text = str(error)
-    return any(phrase in text for phrase in (EXISTS_PHRASE, INITIALIZED_PHRASE, CONFLICT_PHRASE))
+    return any(phrase in text for phrase in _CREATION_RACE_PHRASES)
 
 
 def translate(error: Exception, doing: str) -> DatagenError:

@@ -47,9 +47,11 @@ def test_racing_creators_all_get_the_same_log(tmp_path):
     with ThreadPoolExecutor(6) as pool:
         datasets = list(pool.map(lambda _: create_log(uri), range(6)))
     assert all(dataset.mem_wal_index_details() is not None for dataset in datasets)
+    assert {dataset.version for dataset in datasets} == {2}
     with ShardOwner.claim(uri) as owner:
         owner.submit(batch("a")).result()
     assert len(stored_ids(uri)) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["log.lance"]
 
 
 def test_a_log_whose_creator_died_half_way_is_finished(tmp_path):

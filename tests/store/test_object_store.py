@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -129,6 +130,16 @@ def test_runs_are_ordered_and_claim_everything(uri, options):
     with pytest.raises(WriterFencedError):
         owner.submit(batch("lost")).result()
     owner.close()
+
+
+def test_racing_creators_all_get_the_same_log(uri, options):
+    racing = uri.replace("log.lance", "racing.lance")
+    with ThreadPoolExecutor(6) as pool:
+        datasets = list(pool.map(lambda _: create_log(racing, options), range(6)))
+    assert all(dataset.mem_wal_index_details() is not None for dataset in datasets)
+    with claim(racing, options) as owner:
+        owner.submit(batch("a")).result()
+    assert len(stored_ids(racing, options)) == 3
 
 
 def test_what_is_not_there_is_not_found(uri, options):
