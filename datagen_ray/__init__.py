@@ -10,6 +10,7 @@ Layers, each importing only those below it::
 """
 
 from datagen_ray.errors import (
+    ClusterLostError,
     CodecError,
     ConfigError,
     CorruptWalError,
@@ -52,13 +53,35 @@ from datagen_ray.log.fold import (
 from datagen_ray.log.ids import DatagenItemId, datagen_event_id
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenBlobValue, DatagenFieldUpdate, DatagenValue
+from datagen_ray.pipeline.codecs import Codec
+from datagen_ray.pipeline.context import StepContext
+from datagen_ray.pipeline.item import Item, LazyBlob, SubItem
+from datagen_ray.pipeline.local import LocalRunSummary, run_local
+from datagen_ray.pipeline.nodes import (
+    Branch,
+    Conditional,
+    Loop,
+    MapReduce,
+    Router,
+    Sequence,
+    SubPipeline,
+)
+from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.results import Append, Filtered, Permanent
+from datagen_ray.pipeline.retry import Retry
+from datagen_ray.pipeline.steps import step
 from datagen_ray.store.bulk import Overview, RootStatuses
 from datagen_ray.store.lookup import Damaged, DatagenItemLookup, Found, NeverStarted
 from datagen_ray.store.store import DatagenStore
 
 __all__ = [
     "DATAGEN_SCHEMA_VERSION",
+    "Append",
+    "Branch",
+    "ClusterLostError",
+    "Codec",
     "CodecError",
+    "Conditional",
     "ConfigError",
     "CorruptWalError",
     "Damaged",
@@ -83,25 +106,41 @@ __all__ = [
     "DatagenStreamWriter",
     "DatagenTrajectory",
     "DatagenValue",
+    "Filtered",
     "FoldedDatagenItem",
     "Found",
     "InputError",
     "InternalError",
     "InvalidEventError",
     "InvalidItemIdError",
+    "Item",
     "ItemViolationError",
+    "LazyBlob",
+    "LocalRunSummary",
     "LogNotFoundError",
+    "Loop",
+    "MapReduce",
     "NeverStarted",
     "Overview",
+    "Permanent",
+    "Pipeline",
     "PipelineError",
     "PipelineMismatchError",
+    "Retry",
     "RootStatuses",
+    "Router",
     "RunSupersededError",
+    "Sequence",
     "SourceError",
+    "StepContext",
     "StorageError",
+    "SubItem",
+    "SubPipeline",
     "ValueTooLargeError",
     "WriterFencedError",
     "WriterPoisonedError",
     "datagen_event_id",
     "fold_datagen_events",
+    "run_local",
+    "step",
 ]
