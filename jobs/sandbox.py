@@ -92,7 +92,7 @@ class _Server:
     """One fork server. Not for two threads at a time."""
 
     def __init__(self, hash_seed: str) -> None:
-        # Empty, and stays so: the children run as another user, who cannot write to it.
+        # Empty; the server removes it once it stands in it.
         self._cwd = tempfile.mkdtemp(prefix="datagen-sandbox-")
         self._process = subprocess.Popen(  # noqa: S603 - our own file, no shell
             [sys.executable, "-s", "-S", "-B", "-W", "ignore", "-X", "utf8", str(_CHILD)],

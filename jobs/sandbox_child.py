@@ -322,6 +322,9 @@ def main() -> None:
     for module in hello["preload"]:
         with contextlib.suppress(ImportError):  # not in every version of Python
             importlib.import_module(module)
+    # A folder that was removed while one stands in it is empty, takes no files, and is no litter
+    # when everything here is killed.
+    os.rmdir(os.getcwd())
     isolated = _leave_network()
     roots = _library_roots()
     gc.collect()
@@ -333,9 +336,6 @@ def main() -> None:
     for line in iter(sys.stdin.buffer.readline, b""):
         out.write(json.dumps(_serve_one(json.loads(line), roots)).encode() + b"\n")
         out.flush()
-    # Whoever started this is gone, perhaps killed: nobody else will remove the empty folder.
-    with contextlib.suppress(OSError):
-        os.rmdir(os.getcwd())
 
 
 if __name__ == "__main__":
