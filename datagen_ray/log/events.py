@@ -107,7 +107,7 @@ class DatagenStreamPosition:
     def to_dict(self) -> dict[str, Any]:
         return {
             "step_name": self.step_name,
-            "step_kind": self.step_kind.value,
+            "step_kind": str(self.step_kind),
             "step_index": self.step_index,
             "enclosing_step": self.enclosing_step,
             "selector_step": self.selector_step,
@@ -145,10 +145,13 @@ def _optional_text(value: object, what: str) -> str | None:
 
 
 _RFC3339 = re.compile(
-    r"(\d{4})-(\d{2})-(\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(?:\.(\d+))?(?:[Zz]|([+-])(\d{2}):(\d{2}))\Z",
+    r"(\d{4})-(\d{2})-(\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(?:\.(\d+))?"
+    r"(?:[Zz]|([+-])(\d{2}):(\d{2}))\Z",
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
+_LATEST = datetime.max.replace(tzinfo=timezone.utc)
 
 
 def parse_timestamp(text: str) -> datetime:
@@ -175,6 +178,25 @@ def parse_timestamp(text: str) -> datetime:
     return moment
 
 
+def _in_utc(moment: object) -> datetime:
+    if not isinstance(moment, datetime):
+        raise InvalidEventError(
+            f"event_ts must be a datetime, not {type(moment).__name__}", code="wrong_type"
+        )
+    if moment.tzinfo is timezone.utc:
+        return moment
+    if moment.utcoffset() is None:
+        raise InvalidEventError(
+            f"event_ts {moment} has no time zone; use an aware datetime", code="bad_timestamp"
+        )
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError as error:
+        raise InvalidEventError(
+            f"event_ts {moment} is outside of the years 1 to 9999 in UTC", code="bad_timestamp"
+        ) from error
+
+
 def _bad_timestamp(text: str) -> InvalidEventError:
     return InvalidEventError(
         f"event_ts {text!r} is not an RFC 3339 time such as 2024-01-02T03:04:05Z",
@@ -198,7 +220,14 @@ def timestamp_micros(moment: datetime) -> int:
 
 
 def timestamp_from_micros(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    """The stored time; one outside of the years 1 to 9999 as the nearest that a datetime holds.
+
+    Times decide nothing, so a strange one must not keep its row from being read.
+    """
+    try:
+        return _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return _LATEST if micros > 0 else _EARLIEST
 
 
 _REQUIRED_KEYS = (
@@ -277,13 +306,7 @@ class DatagenEvent:
         if self.parent_item_id is None and "/" in self.item_id:
             # Not parsed: append does that, and names what is wrong with the id.
             put(self, "parent_item_id", self.item_id.rpartition("/")[0] or None)
-        if self.event_ts is None:
-            put(self, "event_ts", utc_now())
-        elif self.event_ts.tzinfo is None:
-            raise InvalidEventError(
-                f"event_ts {self.event_ts} has no time zone; use an aware datetime",
-                code="bad_timestamp",
-            )
+        put(self, "event_ts", utc_now() if self.event_ts is None else _in_utc(self.event_ts))
 
     @classmethod
     def as_stored(cls, names: Sequence[str], row: Sequence[Any]) -> DatagenEvent:
@@ -404,9 +427,9 @@ class DatagenEvent:
             "parent_item_id": self.parent_item_id,
             "item_seq": self.item_seq,
             "checkpoint_id": self.checkpoint_id,
-            "event_type": self.event_type.value,
+            "event_type": str(self.event_type),
             "step_name": self.step_name,
-            "step_kind": None if self.step_kind is None else self.step_kind.value,
+            "step_kind": None if self.step_kind is None else str(self.step_kind),
             "step_index": self.step_index,
             "enclosing_step": self.enclosing_step,
             "selector_step": self.selector_step,
@@ -418,7 +441,7 @@ class DatagenEvent:
             "codec_version": self.codec_version,
             "value": None if self.value is None else self.value.to_dict(),
             "query_tags": self.query_tags,
-            "status": None if self.status is None else self.status.value,
+            "status": None if self.status is None else str(self.status),
             "error_type": self.error_type,
             "error_dump": self.error_dump,
             "traceback": self.traceback,

@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from datagen_ray.errors import InternalError, ItemViolationError
+from datagen_ray.errors import InternalError, InvalidItemIdError, ItemViolationError
 from datagen_ray.log.events import (
     DATAGEN_SCHEMA_VERSION,
     DatagenEvent,
     DatagenEventType,
     DatagenItemStatus,
+    DatagenStepKind,
     DatagenStreamPosition,
 )
 from datagen_ray.log.ids import DatagenItemId
-from datagen_ray.log.values import DatagenValue, ValueKind, json_value
+from datagen_ray.log.values import VALUE_KINDS, DatagenValue, ValueKind, json_value
 
 _T = DatagenEventType
 
@@ -190,7 +191,8 @@ def order_events(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     """The events of one item by ``(item_seq, event_id)``, identical copies once.
 
     Raises :class:`ItemViolationError` where one ``event_id`` has two contents, where two events
-    share an ``item_seq``, or where an event was written by a newer version of the format.
+    share an ``item_seq``, or where an event was written by a newer version of the format or holds
+    a word that the format does not have.
     """
     by_id: dict[str, DatagenEvent] = {}
     for event in events:
@@ -222,8 +224,30 @@ def order_events(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
                 item_id=event.item_id,
                 event_ids=(event.event_id,),
             )
+        unknown = _unknown_word(event)
+        if unknown is not None:
+            raise ItemViolationError(
+                f"item {event.item_id!r}: {unknown} at item_seq {event.item_seq} is not known to "
+                "this package; if a newer version wrote it, upgrade",
+                code="unknown_word",
+                item_id=event.item_id,
+                event_ids=(event.event_id,),
+            )
         previous = event
     return ordered
+
+
+def _unknown_word(event: DatagenEvent) -> str | None:
+    """What a row says that the format does not have; such words stay strings when decoded."""
+    if type(event.event_type) is not DatagenEventType:
+        return f"the event type {event.event_type!r}"
+    if event.step_kind is not None and type(event.step_kind) is not DatagenStepKind:
+        return f"the step kind {event.step_kind!r}"
+    if event.status is not None and type(event.status) is not DatagenItemStatus:
+        return f"the status {event.status!r}"
+    if event.value is not None and event.value.kind not in VALUE_KINDS:
+        return f"the value kind {event.value.kind!r}"
+    return None
 
 
 @dataclass(slots=True)
@@ -250,8 +274,9 @@ def fold_datagen_events(events: Iterable[DatagenEvent]) -> FoldedDatagenItem | N
     """The state of the one item that all ``events`` belong to; None if it never started.
 
     Raises :class:`ItemViolationError` (``code`` says which rule) for events that no correct
-    writer leaves: see :func:`order_events`, plus ITEM_CREATED that is not the first event, FIELD_SET
-    mixed with FIELD_APPEND, a field that changes its kind, an appended field that changes codec.
+    writer leaves: see :func:`order_events`, plus ITEM_CREATED that is not the first event,
+    FIELD_SET mixed with FIELD_APPEND, a field that changes its kind, an appended field that
+    changes codec.
     """
     ordered = order_events(events)
     if not any(event.event_type is _T.ITEM_CREATED for event in ordered):
@@ -306,7 +331,8 @@ def _position(event: DatagenEvent) -> DatagenStreamPosition:
     position = event.position
     if position is None:
         raise ItemViolationError(
-            f"item {event.item_id!r}: {event.event_type} at item_seq {event.item_seq} names no step",
+            f"item {event.item_id!r}: {event.event_type} at item_seq {event.item_seq} names no "
+            "step",
             code="step_missing",
             item_id=event.item_id,
             event_ids=(event.event_id,),
@@ -378,8 +404,7 @@ def field_conflict(name: str, known: FieldShape, new: FieldShape) -> tuple[str, 
     if new[0] == "append" and known[2:] != new[2:]:
         return (
             "append_codec_change",
-            f"appended field {name!r} changes its codec from {known[2]}@{known[3]} to "
-            f"{new[2]}@{new[3]}",
+            f"appended field {name!r} changes its codec: {known[2]}@{known[3]}, {new[2]}@{new[3]}",
         )
     return None
 
@@ -440,6 +465,14 @@ def group_by_item(events: Iterable[DatagenEvent]) -> dict[str, list[DatagenEvent
     return grouped
 
 
+def tree_order(item_id: str) -> DatagenItemId:
+    """The key that puts items in tree order; an id that cannot be parsed stands as a root."""
+    try:
+        return DatagenItemId.parse(item_id)
+    except InvalidItemIdError:
+        return DatagenItemId(item_id)
+
+
 def fold_tree(events: Iterable[DatagenEvent]) -> DatagenItemTree:
     """The tree of all items among ``events``, which belong to one root."""
     items: dict[str, FoldedDatagenItem] = {}
@@ -452,12 +485,13 @@ def fold_tree(events: Iterable[DatagenEvent]) -> DatagenItemTree:
             continue
         if item is not None:
             items[item_id] = item
-    ordered = sorted(items, key=DatagenItemId.parse)
+    ordered = sorted(items, key=tree_order)
     children: dict[str, list[str]] = {item_id: [] for item_id in ordered}
     roots: list[str] = []
     for item_id in ordered:
         parent = items[item_id].parent_item_id
-        (children[parent] if parent in children else roots).append(item_id)
+        siblings = roots if parent is None else children.get(parent, roots)
+        siblings.append(item_id)
     nodes = {
         item_id: DatagenItemNode(items[item_id], tuple(children[item_id])) for item_id in ordered
     }

@@ -178,8 +178,9 @@ def canonical_ids(item_id: str) -> tuple[str, str | None]:
 
 
 def datagen_event_id(item_id: str, checkpoint_id: str, ordinal: int) -> str:
-    """The id of an event: UUIDv5 of ``item_id NUL checkpoint_id NUL ordinal`` under the OID namespace.
+    """The id of an event: UUIDv5 under the OID namespace of what the event is about.
 
+    The name is ``item_id NUL checkpoint_id NUL ordinal``, in UTF-8.
     ``ordinal`` is the event's number within its checkpoint, 0 to 2**32 - 1. Raises
     :class:`InvalidEventError` for another type, range, or text that UTF-8 cannot hold.
     """
@@ -198,7 +199,8 @@ def datagen_event_id(item_id: str, checkpoint_id: str, ordinal: int) -> str:
             f"event id of item {item_id!r}: a lone surrogate cannot be stored", code="not_utf8"
         ) from error
     # uuid.uuid5 spelled out: this runs once an event and uuid.UUID costs more than the hash.
-    digest = bytearray(hashlib.sha1(NAMESPACE_OID.bytes + name, usedforsecurity=False).digest()[:16])
+    full = hashlib.sha1(NAMESPACE_OID.bytes + name, usedforsecurity=False).digest()
+    digest = bytearray(full[:16])
     digest[6] = (digest[6] & 0x0F) | 0x50
     digest[8] = (digest[8] & 0x3F) | 0x80
     text = digest.hex()

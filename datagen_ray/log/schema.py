@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from datagen_ray.errors import DamagedLogError
 from datagen_ray.log.events import (
     DatagenEvent,
     DatagenEventType,
@@ -20,7 +19,7 @@ from datagen_ray.log.events import (
     timestamp_from_micros,
     timestamp_micros,
 )
-from datagen_ray.log.values import DatagenBlobValue, DatagenValue, RawValue
+from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 
 _TEXT = pa.string()
 _LONG_TEXT = pa.large_string()
@@ -71,9 +70,7 @@ DATAGEN_SCHEMA: pa.Schema = pa.schema(
 
 BLOB_COLUMN = "value_blob"
 
-EVENT_COLUMNS: tuple[str, ...] = tuple(
-    name for name in DATAGEN_SCHEMA.names if name != BLOB_COLUMN
-)
+EVENT_COLUMNS: tuple[str, ...] = tuple(name for name in DATAGEN_SCHEMA.names if name != BLOB_COLUMN)
 """All that an event needs but the bytes of blobs; what normal reads ask for."""
 
 _PLAIN_COLUMNS = (
@@ -144,7 +141,11 @@ def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
 
 
 def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
-    """The events of a batch or table. Blobs stay lazy where ``value_blob`` was not read."""
+    """The events of a batch or table, as they are stored: nothing is derived, checked or refused.
+
+    Blobs stay lazy where ``value_blob`` was not read. A type, kind or status that this package
+    does not know stays the stored string, which the fold of that item refuses.
+    """
     names = set(batch.schema.names)
     columns = {name: batch.column(name).to_pylist() for name in _PLAIN_COLUMNS}
     columns["event_type"] = _members(columns["event_type"], DatagenEventType)
@@ -158,7 +159,7 @@ def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
         name: batch.column(name).to_pylist() for name in _VALUE_COLUMNS if name in names
     }
     columns["value"] = [
-        None if kind is None else DatagenValue(kind, _raw(kind, row, value_columns))
+        None if kind is None else _value(kind, row, value_columns)
         for row, kind in enumerate(value_columns["value_kind"])
     ]
     names_in_order = tuple(columns)
@@ -168,21 +169,25 @@ def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
 
 
 def _members(stored: Iterable[str | None], enum: type[Any]) -> list[Any]:
+    """The members that stored strings spell; what is unknown stays a string, for the fold to name.
+
+    One row that a newer program wrote must not keep the rows of other items from being read.
+    """
     known = {None: None, **{member.value: member for member in enum}}
-    try:
-        return [known[text] for text in stored]
-    except KeyError as error:
-        raise DamagedLogError(
-            f"the log holds {error.args[0]!r} as a {enum.__name__}, which this package does not "
-            "know; if a newer version wrote it, upgrade"
-        ) from error
+    return [known.get(text, text) for text in stored]
 
 
-def _raw(kind: str, row: int, columns: dict[str, list[Any]]) -> RawValue:
+def _value(kind: str, row: int, columns: dict[str, list[Any]]) -> DatagenValue | None:
     if kind == "blob":
         content = columns[BLOB_COLUMN][row] if BLOB_COLUMN in columns else None
-        return DatagenBlobValue(
-            content, columns["payload_size"][row], columns["payload_checksum"][row]
+        return DatagenValue.as_stored(
+            "blob",
+            DatagenBlobValue(
+                content, columns["payload_size"][row], columns["payload_checksum"][row]
+            ),
         )
-    raw: RawValue = columns[_RAW_COLUMN[kind]][row]
-    return raw
+    column = _RAW_COLUMN.get(kind)
+    if column is None:
+        return DatagenValue.as_stored(kind, None)
+    raw = columns[column][row]
+    return None if raw is None else DatagenValue.as_stored(kind, raw)

@@ -10,16 +10,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from datagen_ray.errors import InvalidEventError, InvalidItemIdError
+from datagen_ray.errors import DamagedLogError, InvalidEventError, InvalidItemIdError
 from datagen_ray.log.events import (
     DATAGEN_SCHEMA_VERSION,
     DatagenEvent,
     DatagenEventType,
     DatagenItemStatus,
     DatagenStepKind,
+    parse_enum,
 )
 from datagen_ray.log.ids import INT64_MAX, canonical_ids
-from datagen_ray.log.values import DatagenBlobValue, DatagenValue, check_text
+from datagen_ray.log.values import (
+    VALUE_KINDS,
+    DatagenBlobValue,
+    DatagenValue,
+    blob_matches,
+    check_text,
+    json_text,
+    json_value,
+)
 
 INT32_MAX = 2**31 - 1
 
@@ -135,6 +144,12 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
         text = getattr(event, name)
         if text is not None:
             check_text(text, name)
+    # An event that was read may hold words of a newer format, which stay strings.
+    parse_enum(DatagenEventType, event.event_type, "event type")
+    if event.status is not None:
+        parse_enum(DatagenItemStatus, event.status, "status")
+    if event.step_kind is not None:
+        parse_enum(DatagenStepKind, event.step_kind, "step kind")
     _check_identity(event)
     _check_number(event.item_seq, "item_seq", INT64_MAX)
     _check_number(event.attempt, "attempt", INT32_MAX)
@@ -144,11 +159,12 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
             f"{DATAGEN_SCHEMA_VERSION}",
             code="schema_version",
         )
-    kind = event.event_type
-    if kind in _STEP_EVENTS:
+    if event.event_type in _STEP_EVENTS:
         _check_step(event)
+    elif event.step_index is not None:
+        _check_number(event.step_index, "step_index", INT64_MAX)
     _check_fields(event)
-    return _checked_status(event)
+    return _checked_tags(_checked_status(event))
 
 
 def _check_identity(event: DatagenEvent) -> None:
@@ -177,7 +193,9 @@ def _check_number(value: object, name: str, limit: int) -> None:
             f"{name} must be an integer, not {type(value).__name__}", code="wrong_type"
         )
     if value < 0:
-        raise InvalidEventError(f"{name} must not be negative, got {value}", code=f"negative_{name}")
+        raise InvalidEventError(
+            f"{name} must not be negative, got {value}", code=f"negative_{name}"
+        )
     if value > limit:
         raise InvalidEventError(f"{name} {value} is over {limit}", code="out_of_range")
 
@@ -258,6 +276,11 @@ def check_codec_version(version: int, field_name: str) -> None:
 def check_value(value: DatagenValue, field_name: str) -> None:
     """A value that is to be written has its bytes, if a blob, and their true size."""
     raw = value.raw
+    if value.kind not in VALUE_KINDS:
+        raise InvalidEventError(
+            f"field {field_name!r} has the unsupported value kind {value.kind!r}",
+            code="unsupported_value_kind",
+        )
     if not isinstance(raw, DatagenBlobValue):
         return
     if raw.bytes is None:
@@ -269,6 +292,12 @@ def check_value(value: DatagenValue, field_name: str) -> None:
         raise InvalidEventError(
             f"blob field {field_name!r} declares {raw.size} bytes but holds {len(raw.bytes)}",
             code="blob_size_mismatch",
+        )
+    if not blob_matches(raw.bytes, raw.checksum):
+        raise InvalidEventError(
+            f"blob field {field_name!r} has the checksum of other bytes; leave it out, or make "
+            "the value with DatagenValue.of",
+            code="blob_checksum_mismatch",
         )
 
 
@@ -290,6 +319,22 @@ def _checked_status(event: DatagenEvent) -> DatagenEvent:
         f"{kind} has status {event.status}; write {expected} or leave it out",
         code="status_mismatch",
     )
+
+
+def _checked_tags(event: DatagenEvent) -> DatagenEvent:
+    """The tags in their canonical text, so that every read can parse them; null is absent."""
+    text = event.query_tags_json
+    if text is None:
+        return event
+    try:
+        value = json_value(check_text(text, "query_tags_json"))
+    except DamagedLogError as error:
+        raise InvalidEventError(
+            f"query_tags_json of item {event.item_id!r} is not JSON; from_dict takes any value",
+            code="bad_json",
+        ) from error
+    canonical = None if value is None else json_text(value)
+    return event if canonical == text else replace(event, query_tags_json=canonical)
 
 
 def batch_size_bytes(events: Sequence[DatagenEvent]) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from datagen_ray.errors import InvalidEventError
+from datagen_ray.errors import DamagedLogError, InvalidEventError
 from datagen_ray.log.ids import INT64_MAX, INT64_MIN
 
 ValueKind: TypeAlias = Literal["int", "float", "bool", "str", "json", "blob"]
@@ -88,8 +89,19 @@ def json_text(value: Any) -> str:
 
 
 def json_value(text: str) -> Any:
-    """The value that a stored JSON text spells, a new object at each call."""
-    return json.loads(text)
+    """The value that a stored JSON text spells, a new object at each call.
+
+    Raises :class:`DamagedLogError` for a text that is not JSON, which another program can have
+    stored; what this package writes always parses.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError, TypeError) as error:
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise DamagedLogError(
+            f"the stored text {shown!r} is not JSON that can be read: {error}; whoever wrote the "
+            "event must write it again under another event_id"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,16 @@ def blob_checksum(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def blob_matches(data: bytes, checksum: str | None) -> bool:
+    """Whether bytes fit their checksum; one of a form that is not ours proves nothing, so True."""
+    if checksum is None or not _OUR_CHECKSUM.match(checksum):
+        return True
+    return blob_checksum(data) == checksum
+
+
+_OUR_CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+
 RawValue: TypeAlias = "int | float | bool | str | DatagenBlobValue"
 
 
@@ -121,12 +143,39 @@ RawValue: TypeAlias = "int | float | bool | str | DatagenBlobValue"
 class DatagenValue:
     """A value with its kind. Make one with :meth:`of`, :meth:`json`, or :meth:`from_dict`.
 
-    ``raw`` is the stored form (canonical text for JSON); :attr:`value` is the Python value.
+    ``raw`` is the stored form (canonical text for JSON); :attr:`value` is the Python value. A
+    ``raw`` that the kind cannot hold raises :class:`InvalidEventError`.
     Equality is that of the stored form, so NaN equals NaN and 0.0 differs from -0.0.
     """
 
     kind: ValueKind
     raw: RawValue = field(repr=False)
+
+    def __post_init__(self) -> None:
+        kind, raw = self.kind, self.raw
+        expected = _RAW_TYPES.get(kind)
+        if expected is None:
+            raise _unsupported_kind(kind)
+        if type(raw) is not expected:
+            raise _refuse(
+                f"a value of kind {kind} is stored as {expected.__name__}, not as "
+                f"{type(raw).__name__}; DatagenValue.of makes one",
+                "wrong_type",
+            )
+        if kind == "int":
+            _int64(raw)  # type: ignore[arg-type]  # its type was looked at above
+        elif kind == "str":
+            check_text(raw, "value")
+        elif kind == "json":
+            _check_canonical(raw)  # type: ignore[arg-type]
+
+    @classmethod
+    def as_stored(cls, kind: str, raw: object) -> DatagenValue:
+        """The value that a stored row holds, as it stands: nothing is checked."""
+        value = object.__new__(cls)
+        object.__setattr__(value, "kind", kind)
+        object.__setattr__(value, "raw", raw)
+        return value
 
     @classmethod
     def of(cls, value: object) -> DatagenValue:
@@ -136,9 +185,9 @@ class DatagenValue:
         if isinstance(value, int):
             return cls("int", _int64(value))
         if isinstance(value, float):
-            return cls("float", value)
+            return cls("float", float(value))
         if isinstance(value, str):
-            return cls("str", check_text(value, "value"))
+            return cls("str", str(check_text(value, "value")))
         if isinstance(value, (bytes, bytearray, memoryview)):
             data = bytes(value)
             return cls("blob", DatagenBlobValue(data, len(data), blob_checksum(data)))
@@ -153,11 +202,11 @@ class DatagenValue:
     @classmethod
     def json(cls, value: Any) -> DatagenValue:
         """A JSON value, whatever ``value``'s own type: also of a bare number or string."""
-        return cls("json", json_text(value))
+        return cls.as_stored("json", json_text(value))
 
     @classmethod
     def from_dict(cls, data: object) -> DatagenValue:
-        """The value of an exchange form: ``{"kind", "value"}``, a blob ``{"kind", "bytes", ...}``."""
+        """The value of an exchange form: ``{"kind", "value"}``; a blob has ``bytes`` instead."""
         if not isinstance(data, Mapping):
             raise _refuse(
                 f"value must be an object with a kind, not {type(data).__name__}", "wrong_type"
@@ -168,10 +217,7 @@ class DatagenValue:
         if not isinstance(kind, str):
             raise _refuse(f"value kind must be a string, not {kind!r}", "wrong_type")
         if kind not in VALUE_KINDS:
-            raise _refuse(
-                f"unsupported value kind {kind!r}; one of {', '.join(sorted(VALUE_KINDS))}",
-                "unsupported_value_kind",
-            )
+            raise _unsupported_kind(kind)
         if kind == "blob":
             return cls("blob", _blob_from_dict(data))
         if "value" not in data:
@@ -180,11 +226,11 @@ class DatagenValue:
 
     @classmethod
     def of_kind(cls, kind: str, value: Any) -> DatagenValue:
-        """``value`` as a value of ``kind``; an int is taken for a float, nothing else is coerced."""
+        """``value`` as a value of ``kind``; an int is taken for a float, nothing else changes."""
         if kind == "json":
             return cls.json(value)
         if kind == "str":
-            return cls("str", check_text(value, "value"))
+            return cls("str", str(check_text(value, "value")))
         if kind == "bool" and isinstance(value, bool):
             return cls("bool", value)
         if kind == "int" and isinstance(value, int):
@@ -196,9 +242,7 @@ class DatagenValue:
                 raise _refuse("value is too large for a float", "out_of_range") from error
         if kind == "blob" and isinstance(value, (bytes, bytearray, memoryview)):
             return cls.of(value)
-        raise _refuse(
-            f"a value of kind {kind} cannot be a {type(value).__name__}", "wrong_type"
-        )
+        raise _refuse(f"a value of kind {kind} cannot be a {type(value).__name__}", "wrong_type")
 
     @property
     def value(self) -> Any:
@@ -219,7 +263,7 @@ class DatagenValue:
     def lazy(self) -> DatagenValue:
         """The same value; a blob without its bytes."""
         if isinstance(self.raw, DatagenBlobValue) and self.raw.bytes is not None:
-            return DatagenValue("blob", self.raw.lazy())
+            return DatagenValue.as_stored("blob", self.raw.lazy())
         return self
 
     def identity(self) -> tuple[str, object]:
@@ -249,11 +293,43 @@ class DatagenValue:
         return f"DatagenValue({self.kind}, {shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
+_RAW_TYPES: Mapping[str, type] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "json": str,
+    "blob": DatagenBlobValue,
+}
+
+
+def _unsupported_kind(kind: object) -> InvalidEventError:
+    return _refuse(
+        f"unsupported value kind {kind!r}; one of {', '.join(sorted(VALUE_KINDS))}",
+        "unsupported_value_kind",
+    )
+
+
+def _check_canonical(text: str) -> None:
+    """A stored JSON text is the one that :func:`json_text` gives; equality relies on that."""
+    try:
+        canonical = json_text(json_value(text)) == text
+    except DamagedLogError as error:
+        raise _refuse(str(error), "bad_json") from error
+    if not canonical:
+        raise _refuse(
+            "a JSON text is not in its stored form (sorted keys, no spaces); DatagenValue.json "
+            "makes one from a value",
+            "bad_json",
+        )
+
+
 def _int64(value: int) -> int:
     number = int(value)
     if not INT64_MIN <= number <= INT64_MAX:
         raise _refuse(
-            f"integer of {number.bit_length()} bits does not fit 64; store it as JSON", "out_of_range"
+            f"integer of {number.bit_length()} bits does not fit 64; store it as JSON",
+            "out_of_range",
         )
     return number
 

@@ -17,8 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from datagen_ray.errors import ItemViolationError
-from datagen_ray.log.events import DATAGEN_SCHEMA_VERSION, DatagenEventType, DatagenItemStatus
+from datagen_ray.log.events import (
+    DATAGEN_SCHEMA_VERSION,
+    DatagenEventType,
+    DatagenItemStatus,
+    DatagenStepKind,
+)
 from datagen_ray.log.ids import DatagenItemId
+from datagen_ray.log.values import VALUE_KINDS
 
 _T = DatagenEventType
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
@@ -31,6 +37,8 @@ STATUS_COLUMNS: tuple[str, ...] = (
     "item_seq",
     "event_type",
     "step_name",
+    "step_kind",
+    "step_index",
     "field_name",
     "field_type",
     "codec_version",
@@ -95,10 +103,25 @@ def item_states(events: pa.Table) -> ItemStates:
     newer = events.column("schema_version").to_numpy() > DATAGEN_SCHEMA_VERSION
     damaged[codes[newer]] = True
     steps = (kinds == _type_code(_T.STEP_STARTED)) | (kinds == _type_code(_T.STEP_COMPLETED))
-    nameless = _nulls(events, "step_name")[order]
-    damaged[sorted_codes[steps & nameless]] = True
+    nowhere = _nulls(events, "step_name") | _nulls(events, "step_index")
+    nowhere |= _nulls(events, "step_kind")
+    damaged[sorted_codes[steps & nowhere[order]]] = True
+    _mark_unknown_words(events, codes, damaged)
     _mark_damaged_fields(events, codes, damaged)
     return ItemStates(encoded.dictionary, codes, order, starts, status, damaged)
+
+
+def _mark_unknown_words(events: pa.Table, codes: _Ints, damaged: _Bools) -> None:
+    """Mark items with a row whose type, status or kind the format does not have."""
+    words: dict[str, list[str]] = {
+        "event_type": [member.value for member in _T],
+        "status": [member.value for member in _STATUSES],
+        "step_kind": [member.value for member in DatagenStepKind],
+        "value_kind": sorted(VALUE_KINDS),
+    }
+    for column, known in words.items():
+        unknown = (_codes(events, column, known) < 0) & ~_nulls(events, column)
+        damaged[codes[unknown]] = True
 
 
 def _mark_damaged_fields(events: pa.Table, codes: _Ints, damaged: _Bools) -> None:
@@ -110,9 +133,10 @@ def _mark_damaged_fields(events: pa.Table, codes: _Ints, damaged: _Bools) -> Non
     columns = [
         _any_codes(events, name)[rows] for name in ("field_name", "value_kind", "field_type")
     ]
-    version = events.column("codec_version").fill_null(-1).to_numpy()[rows]
-    for part in (*columns, version):
+    version = events.column("codec_version").fill_null(0).to_numpy()[rows]
+    for part in columns:
         damaged[codes[rows][part < 0]] = True
+    damaged[codes[rows][_nulls(events, "codec_version")[rows]]] = True
     name, kind, codec = columns
     item, mode = codes[rows], kinds[rows]
     order = np.lexsort((name, item))
@@ -313,7 +337,8 @@ def _codes(events: pa.Table, column: str, known: list[str]) -> _Ints:
     encoded = _encode(events, column)
     table = [known.index(v) if v in known else -1 for v in encoded.dictionary.to_pylist()]
     indices = encoded.indices.fill_null(len(table)).to_numpy(zero_copy_only=False)
-    return np.array([*table, -1], np.int64)[indices.astype(np.int64)]
+    codes: _Ints = np.array([*table, -1], np.int64)[indices.astype(np.int64)]
+    return codes
 
 
 def _nulls(events: pa.Table, column: str) -> _Bools:

@@ -6,9 +6,9 @@ call, whoever wrote it and however far it was flushed, merged or compacted. Blob
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ from datagen_ray.log.fold import (
 )
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.schema import DATAGEN_SCHEMA, EVENT_COLUMNS, decode_batch
-from datagen_ray.log.values import DatagenBlobValue, DatagenValue, blob_checksum
+from datagen_ray.log.values import DatagenBlobValue, DatagenValue, blob_matches
 from datagen_ray.store.bulk import (
     OVERVIEW_COLUMNS,
     STATUS_COLUMNS,
@@ -39,6 +39,8 @@ from datagen_ray.store.bulk import (
 )
 from datagen_ray.store.lookup import DatagenItemLookup, NeverStarted, look_up
 from datagen_ray.store.snapshot import MAX_RESTARTS, LogReader, Snapshot, SourceVanishedError
+
+_Read = TypeVar("_Read")
 
 MAX_INDEXED_IDS = 500
 """Ids that one scan looks up through the index; more are found in one pass over the column."""
@@ -113,9 +115,7 @@ class LogReads:
             grouped[event.root_item_id].append(event)
         return grouped
 
-    def fold_items(
-        self, item_ids: Iterable[str | DatagenItemId]
-    ) -> dict[str, DatagenItemLookup]:
+    def fold_items(self, item_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemLookup]:
         """As :meth:`fold_item` for many items in one pass; every id asked for is a key."""
         lookups: dict[str, DatagenItemLookup] = {
             _key(item_id): NeverStarted() for item_id in item_ids
@@ -178,8 +178,13 @@ class LogReads:
     # -- blobs ---------------------------------------------------------------------------------
 
     def get_blob(self, event_id: str) -> bytes | None:
-        """The bytes that an event holds; None when there is no such event or it holds none."""
-        return self._retried(lambda snapshot: snapshot.blob(event_id)[1])
+        """The bytes that an event holds; None when there is no such event or it holds none.
+
+        Size and checksum are verified where the log has them; raises :class:`DamagedLogError`
+        when they disagree.
+        """
+        found = self._retried(lambda snapshot: snapshot.blob(event_id))
+        return None if found is None else verified_blob(found.bytes, found, event_id)
 
     def load_blob(
         self, item: FoldedDatagenItem | str | DatagenItemId, field_name: str, index: int = -1
@@ -198,7 +203,7 @@ class LogReads:
         data = self.get_blob(event_id)
         if not isinstance(reference, DatagenBlobValue):
             raise DamagedLogError(f"event {event_id} of field {field_name!r} is not a blob")
-        return _verified(data, reference, event_id)
+        return verified_blob(data, reference, event_id)
 
     def _with_blobs(self, folded: FoldedDatagenItem) -> FoldedDatagenItem:
         fields = {}
@@ -210,14 +215,14 @@ class LogReads:
                     data = self.load_blob(folded, name, index)
                     if isinstance(raw, DatagenBlobValue):
                         raw = DatagenBlobValue(data, raw.size, raw.checksum)
-                    values.append(DatagenValue("blob", raw))
+                    values.append(DatagenValue.as_stored("blob", raw))
                 field = replace(field, values=tuple(values))
             fields[name] = field
         return replace(folded, fields=fields)
 
     # -- how -----------------------------------------------------------------------------------
 
-    def _retried(self, read: Any) -> Any:
+    def _retried(self, read: Callable[[Snapshot], _Read]) -> _Read:
         """``read(snapshot)``, again on a new snapshot while sources vanish under it."""
         for _ in range(MAX_RESTARTS - 1):
             try:
@@ -231,11 +236,7 @@ class LogReads:
         return sorted(decode_batch(rows), key=_event_order)
 
     def _table(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
-        def read(snapshot: Snapshot) -> pa.Table:
-            pieces = list(snapshot.stream(columns, where))
-            return pa.concat_tables([_empty(columns), *pieces], promote_options="permissive")
-
-        return self._retried(read)
+        return self._retried(lambda snapshot: snapshot.read(columns, where))
 
     def _events_in(self, column: str, ids: list[str]) -> list[DatagenEvent]:
         return sorted(decode_batch(self._table_in(EVENT_COLUMNS, column, ids)), key=_event_order)
@@ -273,15 +274,14 @@ def _empty(columns: Sequence[str]) -> pa.Table:
     return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
 
 
-def _verified(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
+def verified_blob(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
+    """The bytes, once they fit the size and the checksum that their row has for them."""
     if data is None:
-        raise DamagedLogError(f"the bytes of blob event {event_id} are gone")
+        raise DamagedLogError(f"the bytes of blob event {event_id} are gone; restore the log")
     if reference.size is not None and len(data) != reference.size:
         raise DamagedLogError(
             f"blob event {event_id} has {len(data)} bytes, its row says {reference.size}"
         )
-    # Other programs may write checksums of other kinds; only our own can be verified.
-    checksum = reference.checksum or ""
-    if checksum.startswith("sha256:") and len(checksum) == 71 and blob_checksum(data) != checksum:
+    if not blob_matches(data, reference.checksum):
         raise DamagedLogError(f"blob event {event_id} does not match its checksum")
     return data

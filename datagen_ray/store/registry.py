@@ -92,7 +92,7 @@ class UnflushedRows:
             earlier = others.get(event_id) or fresh.get(event_id) or self.find(event_id)
             if earlier is None:
                 fresh[event_id] = event
-            elif earlier.content() != event.content():
+            elif earlier.content() != event.content() or earlier.value != event.value:
                 raise InvalidEventError(
                     f"event {event_id} of item {event.item_id} was appended before with other "
                     "content; a retry must bring the identical event, also its event_ts and "

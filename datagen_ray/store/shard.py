@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ TOMBSTONE_COLUMN = "_tombstone"
 _EPOCH_KEY = b"writer_epoch"
 _SENTINEL_KEY = b"fence_sentinel"
 _MAX_DRAIN_CONFLICTS = 100
+# Smaller files are read: each mapping costs a system resource that is limited to some 65,000.
+_MAPPED_FROM_BYTES = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,9 @@ def read_wal_tail(storage: LogStorage, shard: str, after: int) -> WalTail:
     the newest, which cannot have been acknowledged, or whether entries follow it.
     """
     if storage.is_local:
-        position, files = after + 1, []
-        while (data := storage.get(layout.wal_key(shard, position))) is not None:
+        position = after + 1
+        files: list[tuple[int, Any]] = []
+        while (data := _read_local(storage, layout.wal_key(shard, position))) is not None:
             files.append((position, data))
             position += 1
     else:
@@ -248,18 +252,36 @@ def _fetch_tail(storage: LogStorage, shard: str, after: int) -> list[tuple[int, 
         position += len(wanted)
 
 
-def _decode_entry(storage: LogStorage, shard: str, position: int, data: bytes) -> WalEntry | None:
+def sentinel_entry(writer_epoch: int) -> bytes:
+    """A WAL entry without rows, as a claim puts one: it keeps its position taken."""
+    metadata = {_SENTINEL_KEY: b"true", _EPOCH_KEY: str(writer_epoch).encode()}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([], metadata=metadata)):
+        pass
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _read_local(storage: LogStorage, key: str) -> Any:
+    """The bytes of a local entry; a large one is mapped, so that blobs nobody asks for stay put."""
+    path = storage.path(key)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            metadata = reader.schema.metadata or {}
-            if metadata.get(_SENTINEL_KEY) == b"true":
-                return None
-            epoch = int(metadata[_EPOCH_KEY])
-            rows = reader.read_all()
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        last = not storage.exists(layout.wal_key(shard, position + 1))
+        if os.path.getsize(path) >= _MAPPED_FROM_BYTES:
+            with pa.memory_map(path) as file:
+                return file.read_buffer()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error}; look after the disk") from error
+    return storage.get(key)
+
+
+def _decode_entry(storage: LogStorage, shard: str, position: int, data: Any) -> WalEntry | None:
+    try:
+        return _parse_entry(position, data)
+    except _UNDECODABLE as error:
+        last = not _rows_follow(storage, shard, position)
         cure = (
-            "it is the newest, so nothing in it was acknowledged: the repair command sets it aside"
+            "no rows follow it, so nothing in it was acknowledged: the repair command sets it aside"
             if last
             else "entries follow it, so acknowledged rows are lost: restore the file"
         )
@@ -270,9 +292,35 @@ def _decode_entry(storage: LogStorage, shard: str, position: int, data: bytes) -
             position=position,
             last=last,
         ) from error
+
+
+def _parse_entry(position: int, data: bytes) -> WalEntry | None:
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        metadata = reader.schema.metadata or {}
+        if metadata.get(_SENTINEL_KEY) == b"true":
+            return None
+        epoch = int(metadata[_EPOCH_KEY])
+        rows = reader.read_all()
     if TOMBSTONE_COLUMN in rows.column_names:
         rows = rows.drop_columns([TOMBSTONE_COLUMN])
     return WalEntry(position, rows.replace_schema_metadata(None), epoch)
+
+
+def _rows_follow(storage: LogStorage, shard: str, position: int) -> bool:
+    """Whether an entry with rows comes after one that is cut off.
+
+    Claims that were tried since then have put their row-less entries behind it, and failed.
+    """
+    while (data := storage.get(layout.wal_key(shard, position := position + 1))) is not None:
+        try:
+            if _parse_entry(position, data) is not None:
+                return True
+        except _UNDECODABLE:
+            continue  # cut off as well
+    return False
+
+
+_UNDECODABLE = (pa.ArrowException, OSError, KeyError, ValueError)
 
 
 @functools.cache

@@ -24,17 +24,20 @@ drops it; a second read costs only what is new.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from datagen_ray.errors import StorageError
 from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
+from datagen_ray.log.values import DatagenBlobValue
 from datagen_ray.store import layout
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_not_found, translate
@@ -98,41 +101,72 @@ class Snapshot:
     def stream(self, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.Table]:
         """The matching rows of all levels, base first, in pieces; memory holds the upper levels.
 
-        A copy above of a row in the base is dropped when identical on ``columns``, else yielded.
+        Rows that stand more than once, in the base or above it, come last: once when identical
+        on ``columns``, else each content once.
         """
         wanted = _with_id(columns)
         upper = self.upper(columns, where)
-        upper_ids = upper.column("event_id").combine_chunks() if upper.num_rows else None
-        copies: list[pa.Table] = []
+        held_ids = pa.chunked_array([self.repeated_in_base(), *upper.column("event_id").chunks])
+        held: list[pa.Table] = []
         for batch in _batches(self.base, wanted, where):
             piece = pa.Table.from_batches([batch])
-            if upper_ids is not None:
-                seen = pc.is_in(piece.column("event_id"), value_set=upper_ids)
-                if pc.any(seen).as_py():
-                    copies.append(piece.filter(seen))
-            yield piece.select(list(columns))
-        if upper.num_rows == 0:
-            return
-        if copies:
-            upper = _without_copies(upper, pa.concat_tables(copies))
-        if upper.num_rows:
-            yield upper.select(list(columns))
+            if len(held_ids):
+                is_held = pc.is_in(piece.column("event_id"), value_set=held_ids)
+                if pc.any(is_held).as_py():
+                    held.append(piece.filter(is_held))
+                    piece = piece.filter(pc.invert(is_held))
+            if piece.num_rows:
+                yield piece.select(list(columns))
+        last = dedupe(pa.concat_tables([*held, upper], promote_options="permissive"))
+        if last.num_rows:
+            yield last.select(list(columns))
 
-    def blob(self, event_id: str) -> tuple[bool, bytes | None]:
-        """``(found, bytes)`` of an event's blob column; only that row's bytes are read."""
+    def repeated_in_base(self) -> pa.Array:
+        """The event ids that the base table holds more than once; none that our merges leave.
+
+        One pass over one column, 8 bytes of memory a row.
+        """
+        hashes = [
+            np.fromiter(map(hash, batch.column(0).to_pylist()), np.int64, batch.num_rows)
+            for batch in _batches(self.base, ["event_id"], None)
+        ]
+        ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *hashes]))
+        suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+        if not suspects:
+            return pa.array([], pa.string())
+        counts = Counter(
+            event_id
+            for batch in _batches(self.base, ["event_id"], None)
+            for event_id in batch.column(0).to_pylist()
+            if hash(event_id) in suspects
+        )
+        return pa.array([event_id for event_id, n in counts.items() if n > 1], pa.string())
+
+    def blob(self, event_id: str) -> DatagenBlobValue | None:
+        """The blob of an event, its oldest copy; only that row's bytes are read."""
         where = pc.field("event_id") == event_id
         for dataset in (self.base, *self.sstables):
             row_ids = _scan(dataset, ["event_id"], where, row_ids=True)
             if row_ids.num_rows:
-                row = dataset._take_rows(
-                    row_ids.column("_rowid").to_pylist()[:1], columns=[BLOB_COLUMN]
-                )
-                return True, row.column(BLOB_COLUMN)[0].as_py()
+                first = row_ids.column("_rowid").to_pylist()[:1]
+                try:
+                    return _blob(dataset._take_rows(first, columns=list(_BLOB_COLUMNS)))
+                except LANCE_ERRORS as error:
+                    raise _read_error(error, dataset) from error
         for rows in self.tail:
-            matching = rows.filter(where)
-            if matching.num_rows:
-                return True, matching.column(BLOB_COLUMN)[0].as_py()
-        return False, None
+            # By position, so that the bytes of other rows are not touched.
+            at = pc.index(rows.column("event_id"), event_id).as_py()
+            if at >= 0:
+                return _blob(rows.slice(at, 1))
+        return None
+
+
+_BLOB_COLUMNS = (BLOB_COLUMN, "payload_size", "payload_checksum")
+
+
+def _blob(row: pa.Table) -> DatagenBlobValue | None:
+    content, size, checksum = (row.column(name)[0].as_py() for name in _BLOB_COLUMNS)
+    return None if content is None else DatagenBlobValue(content, size, checksum)
 
 
 class LogReader:
@@ -172,14 +206,15 @@ class LogReader:
             with ThreadPoolExecutor(min(len(shards), PARALLEL_REQUESTS)) as pool:
                 views = list(pool.map(self._refresh_shard, shards))
         manifests = tuple(manifest for manifest, _ in views if manifest is not None)
-        tables = {
+        # Oldest first within a shard: the folder names themselves are in no order.
+        tables = [
             layout.sstable_key(manifest.shard_id, table.path)
             for manifest in manifests
-            for table in manifest.sstables
-        }
-        for stale in set(self._sstables) - tables:
+            for table in sorted(manifest.sstables, key=lambda table: table.generation)
+        ]
+        for stale in set(self._sstables).difference(tables):
             del self._sstables[stale]
-        sstables = tuple(self._open_sstable(key) for key in sorted(tables))
+        sstables = tuple(self._open_sstable(key) for key in tables)
         try:
             # A new handle for a new version: the old one may be in use by an earlier snapshot.
             if self._base.latest_version != self._base.version:
@@ -252,17 +287,6 @@ def dedupe(rows: pa.Table) -> pa.Table:
         return rows
     keep = pc.invert(pc.is_in(numbered.column("_row"), value_set=pa.array(drop, pa.int64())))
     return rows.filter(keep)
-
-
-def _without_copies(upper: pa.Table, base_rows: pa.Table) -> pa.Table:
-    """The rows of ``upper`` without those that the base table holds identically."""
-    held = {_content(row) for row in base_rows.to_pylist()}
-    in_base = pc.is_in(upper.column("event_id"), value_set=base_rows.column("event_id"))
-    keep = [
-        not (copy and _content(row) in held)
-        for copy, row in zip(in_base.to_pylist(), upper.to_pylist(), strict=True)
-    ]
-    return upper.filter(pa.array(keep, pa.bool_()))
 
 
 def _content(row: dict[str, object]) -> tuple[object, ...]:
