@@ -10,11 +10,17 @@ lists, and the folders above them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from datagen_ray.crashpoints import crash_point
-from datagen_ray.errors import InternalError, LogNotFoundError, WriterFencedError
+from datagen_ray.errors import (
+    InternalError,
+    LogNotFoundError,
+    StorageError,
+    WriterFencedError,
+)
 from datagen_ray.store import layout
 from datagen_ray.store.creation import MemTableLimits, create_log, memtable_limits, open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_tail_too_long, translate
@@ -29,6 +35,8 @@ from datagen_ray.store.storage import LogStorage
 
 WAL_FLUSH_INTERVAL_MS = 1
 """How long Lance may sit on a put. The least it takes; grouping is done before the put."""
+
+_PARALLEL_CLAIMS = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,10 @@ def claim_shard(
         writer = _open_writer(dataset, shard, limits)
     except LANCE_ERRORS as error:
         if not is_tail_too_long(error):
-            raise translate(error, doing) from error
+            failure = translate(error, doing)
+            if type(failure) is StorageError:
+                _look_for_damage(storage, shard)
+            raise failure from error
         before = _shorten_tail(dataset, shard, storage, limits)
         try:
             writer = _open_writer(dataset, shard, limits)
@@ -112,8 +123,8 @@ def claim_all_shards(
     Also flushes every WAL tail. A log without shards gives an empty list.
     """
     storage = LogStorage(uri, storage_options, fsync=fsync)
-    claims = []
-    for shard in list_shards(storage):
+
+    def claim_and_close(shard: str) -> ClosedClaim:
         claim = claim_shard(uri, shard, storage, storage_options)
         claim.close()
         manifest = read_latest_manifest(storage, shard, known=claim.manifest)
@@ -121,8 +132,13 @@ def claim_all_shards(
             raise InternalError(f"the manifest of shard {shard} of {uri} vanished after a claim")
         if storage.fsync:
             sync_manifest(storage, shard, manifest, since=claim.manifest)
-        claims.append(ClosedClaim(shard, claim.epoch))
-    return claims
+        return ClosedClaim(shard, claim.epoch)
+
+    shards = list_shards(storage)
+    if not shards:
+        return []
+    with ThreadPoolExecutor(min(_PARALLEL_CLAIMS, len(shards))) as pool:
+        return list(pool.map(claim_and_close, shards))
 
 
 def close_writer(writer: Any, shard: str) -> None:
@@ -189,6 +205,13 @@ def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, limits: MemTabl
         raise translate(error, doing) from error
     close_writer(writer, shard)
     return manifest.writer_epoch + 1
+
+
+def _look_for_damage(storage: LogStorage, shard: str) -> None:
+    """Raise CorruptWalError or DamagedLogError, which name the cure, if that is why we failed."""
+    manifest = read_latest_manifest(storage, shard)
+    if manifest is not None:
+        read_wal_tail(storage, shard, manifest.replay_after)
 
 
 def _epoch(manifest: ShardManifest | None) -> int:

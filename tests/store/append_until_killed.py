@@ -28,6 +28,9 @@ def main(uri: str, prefix: str, broken_wal: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(append, range(20)))
+        while broken_wal == "for ever":
+            first = 20 + 20 * owner.statistics().appends
+            list(pool.map(append, range(first, first + 20)))
         if broken_wal == "break":
             os.rename(wal, f"{wal}-aside")
             os.close(os.open(wal, os.O_CREAT))

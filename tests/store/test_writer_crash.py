@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections import Counter
@@ -78,38 +79,72 @@ def test_what_was_acknowledged_survives_a_kill_at(point, count, tmp_path):
     check_nothing_is_lost_or_torn(uri, {**acknowledged, **again})
 
 
+@pytest.mark.slow
+def test_a_process_that_was_stopped_acknowledges_nothing_after_a_takeover(tmp_path):
+    uri = new_log(tmp_path)
+    stalled = subprocess.Popen(
+        [sys.executable, str(PROGRAM), uri, "a", "for ever"],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert stalled.stdout is not None
+    acknowledged = [stalled.stdout.readline() for _ in range(50)]
+    stalled.send_signal(signal.SIGSTOP)
+    with ShardOwner.claim(uri, "slot") as heir:
+        seen = set(stored_ids(uri))
+        heir.submit(batch("heir")).result()
+        stalled.send_signal(signal.SIGCONT)
+        rest, errors = stalled.communicate(timeout=60)
+        heir.submit(batch("heir again")).result()
+    assert stalled.returncode == 1
+    assert "WriterFencedError" in errors
+    names = [line.split(" ")[0] for line in (*acknowledged, *rest.splitlines())]
+    # whatever it said was durable, before or after the pause, its heir has read after the claim
+    assert {f"{name}.0" for name in names} <= seen
+    assert len(names) >= 50
+
+
 class Disk:
-    """What of a folder a lost machine would find again: names and content that were synced."""
+    """What of a folder a lost machine would find again: names and content that were synced.
+
+    Files and folders are told by their inodes, since a folder is renamed after it was synced.
+    """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
-        self.files: set[str] = set()
-        self.names: set[str] = set()
+        self.files: set[int] = set()
+        self.names: set[tuple[int, str, int]] = set()
         real = os.fsync
 
         def recorded(descriptor: int) -> None:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")
-            if os.path.isdir(path):
-                self.names.update(entry.path for entry in os.scandir(path))
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                with os.scandir(descriptor) as entries:
+                    self.names.update((status.st_ino, e.name, e.inode()) for e in entries)
             else:
-                self.files.add(path)
+                self.files.add(status.st_ino)
             real(descriptor)
 
         monkeypatch.setattr(os, "fsync", recorded)
 
     def after_power_loss(self, target: Path) -> None:
         """Copy the folder without names that were not synced, and empty what was not."""
-        shutil.copytree(self.root, target)
-        for folder, folders, files in os.walk(self.root):
-            for name in (*folders, *files):
-                path = os.path.join(folder, name)
-                copy = target / os.path.relpath(path, self.root)
-                if not copy.exists():
-                    continue
-                if path not in self.names:
-                    shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
-                elif copy.is_file() and path not in self.files:
-                    copy.write_bytes(b"")
+        self._copy(self.root, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        target.mkdir()
+        folder = source.stat().st_ino
+        for entry in os.scandir(source):
+            if (folder, entry.name, entry.inode()) not in self.names:
+                continue
+            if entry.is_dir():
+                self._copy(source / entry.name, target / entry.name)
+            elif entry.inode() in self.files:
+                shutil.copy(entry.path, target / entry.name)
+            else:
+                (target / entry.name).touch()
 
 
 @pytest.mark.parametrize("moment", ["tail", "after a flush", "after a flush in the background"])
