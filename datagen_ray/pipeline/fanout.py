@@ -35,6 +35,7 @@ from datagen_ray.pipeline.replay import (
     RecordedStream,
     Row,
     RowKind,
+    raise_mismatch,
     start_index,
 )
 from datagen_ray.pipeline.results import Append, Filtered
@@ -220,10 +221,10 @@ def birth_events(
 
 
 def _resumed(walk: StreamWalk, node: FanOut, recorded: RecordedStream, parent: Item) -> _Child:
-    body = _body_of(walk, node, recorded)
+    body = _body_of(node, recorded)
     child = _Child(recorded.item_id, recorded.index, recorded.branch)
     if recorded.terminal is not None:
-        _check_ended(walk, body, recorded)
+        _check_ended(body, recorded)
         child.ending = Ending(recorded.terminal, None)
         child.item = Item(recorded.cells(), walk.env.reader)
         return child
@@ -246,21 +247,24 @@ def resumed_writer(walk: StreamWalk, folded: FoldedDatagenItem) -> DatagenStream
     )
 
 
-def _body_of(walk: StreamWalk, node: FanOut, recorded: RecordedStream) -> Node:
+def _body_of(node: FanOut, recorded: RecordedStream) -> Node:
     body: Node | None = None
     if isinstance(node, Branch):
         body = node.branches.get(recorded.branch or "")
     elif recorded.branch is None:
         body = node.children[0]
     if body is None:
-        walk.cursor.mismatch(
-            f"a sub-item {recorded.item_id!r} of one of the branches of {node.name!r}, "
-            f"not of {recorded.branch!r}"
+        raise_mismatch(
+            recorded.item_id,
+            f"a sub-item of the branch {recorded.branch!r}"
+            if recorded.branch is not None
+            else "a sub-item of no branch",
+            f"a branch of {node.name!r}",
         )
     return body
 
 
-def _check_ended(walk: StreamWalk, body: Node, recorded: RecordedStream) -> None:
+def _check_ended(body: Node, recorded: RecordedStream) -> None:
     """An ended sub-item is not walked again, but must have begun as its body would begin."""
     if recorded.rows:
         fits = start_index(body, recorded.rows[0], None, None) == 0
@@ -269,10 +273,8 @@ def _check_ended(walk: StreamWalk, body: Node, recorded: RecordedStream) -> None
         ended = recorded.terminal
         fits = body.may_be_silent or (ended is not None and ended.error_type is not None)
     if not fits:
-        found = recorded.rows[0] if recorded.rows else "its end"
-        walk.cursor.mismatch(
-            f"sub-item {recorded.item_id!r} to begin with {body.name!r}, not with {found}"
-        )
+        found = str(recorded.rows[0]) if recorded.rows else "its end after its inputs"
+        raise_mismatch(recorded.item_id, found, f"the start of {body.name!r}")
 
 
 # -- running and reducing -------------------------------------------------------------------

@@ -234,7 +234,11 @@ class Cursor:
     def mismatch(self, expected: str) -> NoReturn:
         """The row at hand is not the one that the pipeline would have written."""
         item_id = self._stream.item_id if self._stream else "?"
-        raise PipelineMismatchError(
-            f"item {item_id!r}: the log has {self.peek() or 'no further row'}, "
-            f"the pipeline expects {expected}; {_CURE}"
-        )
+        raise_mismatch(item_id, str(self.peek() or "no further row"), expected)
+
+
+def raise_mismatch(item_id: str, found: str, expected: str) -> NoReturn:
+    """Say what the log has, what the pipeline would have written, and what to do."""
+    raise PipelineMismatchError(
+        f"item {item_id!r}: the log has {found}, the pipeline expects {expected}; {_CURE}"
+    )

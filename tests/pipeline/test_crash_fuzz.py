@@ -22,7 +22,7 @@ from tests.pipeline.support import ListLog, ListSink, durable_completions, run_o
 
 FIRST = int(os.environ.get("DATAGEN_FUZZ_FIRST", "1"))
 SEEDS = int(os.environ.get("DATAGEN_FUZZ_SEEDS", "0"))
-QUICK_SEEDS = 60
+QUICK_SEEDS = 30
 MAX_RUNS = 8
 MAX_BATCHES = 250
 INPUTS = {"q": 3}

@@ -375,5 +375,5 @@ def test_class_that_cannot_be_set_up_is_named() -> None:
 
         def __call__(self, item: Any) -> None: ...
 
-    with pytest.raises(PipelineError, match=r"step 'Broken' could not be set up: OSError: no model"):
+    with pytest.raises(PipelineError, match="'Broken' could not be set up: OSError: no model"):
         run(Pipeline("p", [Broken()]))

@@ -59,7 +59,9 @@ def everything() -> Pipeline:
                 "solve", split=lambda item: [{}], each=plain, reduce=lambda item, rs: {"n": len(rs)}
             ),
             Branch("render", {"chat": check.named("chat"), "text": check.named("text")}),
-            Conditional("long", when=lambda item: True, then=Embed("e5"), otherwise=draft.named("d2")),
+            Conditional(
+                "long", when=lambda item: True, then=Embed("e5"), otherwise=draft.named("d2")
+            ),
             Router("by", key=lambda item: 1, routes={1: Embed("x").named("E2")}),
             SubPipeline("polish", Pipeline("polish", [draft.named("d3")]), outputs=["draft"]),
         ],
