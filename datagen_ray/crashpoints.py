@@ -27,6 +27,22 @@ WRITER_POINTS = (
 )
 """The points that a shard's writer passes, in the order of an entry's life."""
 
+MAINTENANCE_POINTS = (
+    "before_merge_commit",
+    "after_merge_commit",
+    "after_merge_sync",
+    "after_drain",
+    "before_compaction",
+    "after_compaction",
+    "after_index_refresh",
+    "after_version_cleanup",
+    "before_wal_removal",
+    "after_wal_removal",
+    "before_sstable_removal",
+    "after_sstable_removal",
+)
+"""The points that merging, compaction and collection pass."""
+
 
 class _Trigger:
     """The one armed point of this process."""

@@ -6,6 +6,7 @@
     +-- WriterFencedError           stop: another writer owns the shard now
     +-- WriterPoisonedError         reopen: our own write failed; what was in flight is unknown
     +-- RunSupersededError          stop: a later run took over the experiment
+    +-- LeaseLostError              stop maintaining: another maintainer was elected
     +-- ClusterLostError            run again: the Ray cluster went away, the log is whole
     +-- InputError (ValueError)     fix the input; nothing was written
     |   +-- InvalidItemIdError
@@ -71,6 +72,10 @@ class WriterPoisonedError(DatagenError):
 
 class RunSupersededError(DatagenError):
     """A later run took over the experiment; this one must stop."""
+
+
+class LeaseLostError(DatagenError):
+    """Another maintainer was elected for the experiment. Writers are not concerned."""
 
 
 class ClusterLostError(DatagenError):

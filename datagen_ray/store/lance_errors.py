@@ -30,6 +30,8 @@ CONFLICT_PHRASE = "commit conflict"
 INCOMPATIBLE_PHRASE = "Incompatible transaction"
 REFUSED_PHRASE = "Invalid user input"
 CLOSED_PHRASE = "is already closed"
+STALE_PHRASE = "Stale SSTable compaction"
+CONTENTION_PHRASE = "Too many concurrent writers"
 
 _CREATION_RACE_PHRASES = (
     EXISTS_PHRASE,
@@ -56,6 +58,22 @@ def is_creation_race(error: BaseException) -> bool:
     """Whether creating or initialising a log failed because somebody else just did it."""
     text = str(error)
     return any(phrase in text for phrase in _CREATION_RACE_PHRASES)
+
+
+def is_vanished(error: Exception) -> bool:
+    """Whether a file that a dataset lists was gone when it was to be read."""
+    return "not found" in str(error).lower()
+
+
+def is_merged_already(error: Exception) -> bool:
+    """Whether a merge was refused because its generation, or a later one, is marked as merged."""
+    return STALE_PHRASE in str(error)
+
+
+def is_commit_conflict(error: Exception) -> bool:
+    """Whether a commit failed only because another came first, so that it can be tried again."""
+    text = str(error)
+    return CONFLICT_PHRASE in text or CONTENTION_PHRASE in text
 
 
 def translate(error: Exception, doing: str) -> DatagenError:

@@ -178,6 +178,27 @@ class LogStorage:
             raise _failed("write", f"{self.uri}/{key}", error) from error
         return True
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object over whatever is there; readers see the old one or the new one, whole.
+
+        Not made durable: for what a restart may forget, such as the counter of a lease.
+        """
+        if self.local_root is not None:
+            path = self.path(key)
+            temporary = f"{path}#{os.getpid()}-{next(_temporary_numbers)}"
+            try:
+                _make_folders(os.path.dirname(path))
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                os.replace(temporary, path)
+            except OSError as error:
+                raise _failed("write", path, error) from error
+            return
+        try:
+            obstore.put(self._store, key, data)
+        except (BaseError, OSError) as error:
+            raise _failed("write", f"{self.uri}/{key}", error) from error
+
     def delete(self, key: str) -> bool:
         """Remove an object; False when it was gone already."""
         if self.local_root is not None:
@@ -195,6 +216,20 @@ class LogStorage:
         except (BaseError, OSError) as error:
             raise _failed("delete", f"{self.uri}/{key}", error) from error
         return True
+
+    def delete_folder(self, key: str) -> None:
+        """Remove a folder with all that is in it. What is gone already is no error."""
+        for file in self.list_files(key):
+            self.delete(f"{key}/{file.name}")
+        for name in self.list_folders(key):
+            self.delete_folder(f"{key}/{name}")
+        if self.local_root is not None:
+            try:
+                os.rmdir(self.path(key))
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise _failed("delete", self.path(key), error) from error
 
     # -- durability of local files that others wrote -------------------------------------------
 

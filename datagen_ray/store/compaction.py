@@ -1,0 +1,219 @@
+"""Keeping the base table small and quick: fragments joined, indexes covering, old versions gone.
+
+Every function opens the table anew, may run beside merges and readers, and beside itself in
+another process; a commit that others overtook is tried again.
+
+Order in one maintenance: compact, then index what merges and compaction added, then remove old
+versions. Each commit is synced before anything that it replaced is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from datagen_ray.crashpoints import crash_point
+from datagen_ray.errors import ConfigError
+from datagen_ray.store.commits import CommitSync, commit_with_retries
+from datagen_ray.store.creation import open_log
+from datagen_ray.store.storage import LogStorage
+
+INDEXED_COLUMNS = ("event_id", "item_id", "root_item_id")
+ROWS_PER_FRAGMENT = 1 << 20
+SMALL_FRAGMENTS = 16
+"""Fragments below full size that make a compaction due."""
+VERSION_RETENTION_S = 24 * 3600.0
+"""How long an old version stays; an export or another long read must be done by then."""
+
+_BYTES_A_COMMIT = 4 << 30
+_BATCH_ROWS = 4096
+_MAX_INDEX_PARTS = 8
+_INDEXABLE = tuple([column] for column in INDEXED_COLUMNS)
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """Fragments that were joined, and what they became."""
+
+    fragments_removed: int = 0
+    fragments_added: int = 0
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """Indexes that were made, those that were extended, and the rows that none covers yet.
+
+    The last is not 0 only if merges added rows meanwhile.
+    """
+
+    created: tuple[str, ...] = ()
+    extended: tuple[str, ...] = ()
+    uncovered_rows: int = 0
+
+
+@dataclass(frozen=True)
+class VersionCleanupReport:
+    """Versions of the base table that were removed, and the bytes that this freed."""
+
+    versions: int = 0
+    bytes: int = 0
+
+
+def _nothing() -> None:
+    return None
+
+
+def is_compaction_due(storage: LogStorage, *, small_fragments: int = SMALL_FRAGMENTS) -> bool:
+    """Whether the base table has so many small fragments that joining them pays."""
+    fragments = _open(storage).get_fragments()
+    small = [fragment for fragment in fragments if fragment.count_rows() < ROWS_PER_FRAGMENT]
+    return len(small) >= small_fragments
+
+
+def compact(
+    storage: LogStorage, *, before_commit: Callable[[], None] = _nothing
+) -> CompactionReport:
+    """Join fragments of less than about a million rows. Rewrites a few gigabytes a commit.
+
+    ``before_commit`` is called before each commit, and stops the work by raising.
+    """
+    # Lance joins only fragments that the same parts of all indexes cover
+    for name in _index_names(_open(storage)).values():
+        _committed(storage, _joining(name), before_commit, f"joining the parts of {name}")
+    removed = added = 0
+    while True:
+        metrics = _committed(storage, _compact_some, before_commit, "compacting")
+        crash_point("after_compaction")
+        removed += metrics.fragments_removed
+        added += metrics.fragments_added
+        if metrics.fragments_removed == 0 or metrics.fragments_removed <= metrics.fragments_added:
+            return CompactionReport(removed, added)
+
+
+def refresh_indexes(
+    storage: LogStorage, *, before_commit: Callable[[], None] = _nothing
+) -> IndexReport:
+    """Make the indexes that look-ups use, and have them cover rows that were added since.
+
+    A small addition becomes a part of its own; when there are several parts, they are joined.
+    """
+    dataset = _open(storage)
+    if dataset.count_rows() == 0:
+        return IndexReport()
+    names = _index_names(dataset)
+    created, extended = [], []
+    for column in INDEXED_COLUMNS:
+        if column not in names:
+            _committed(storage, _creating(column), before_commit, f"indexing {column}")
+            created.append(column)
+        elif _uncovered(dataset, names[column]):
+            _committed(storage, _extending(names[column]), before_commit, f"indexing {column}")
+            extended.append(column)
+        crash_point("after_index_refresh")
+    return IndexReport(tuple(created), tuple(extended), max(uncovered_rows(storage).values()))
+
+
+def uncovered_rows(storage: LogStorage) -> dict[str, int]:
+    """For each column to be indexed, the rows that a look-up has to scan for."""
+    dataset = _open(storage)
+    names = _index_names(dataset)
+    return {
+        column: _uncovered(dataset, names[column]) if column in names else dataset.count_rows()
+        for column in INDEXED_COLUMNS
+    }
+
+
+def cleanup_old_versions(
+    storage: LogStorage,
+    *,
+    retention_s: float = VERSION_RETENTION_S,
+    before_commit: Callable[[], None] = _nothing,
+) -> VersionCleanupReport:
+    """Remove versions of the base table that are older than the retention, and their files.
+
+    A read that began on such a version fails or starts again, so keep the retention longer than
+    the longest export. Files that no version names yet stay: a merge may be about to name them.
+    """
+    if retention_s < 0:
+        raise ConfigError(f"the version retention is {retention_s} s; it cannot be negative")
+    with CommitSync(storage) as newest:
+        newest.sync()
+    before_commit()
+    stats = commit_with_retries(
+        lambda: _open(storage).cleanup_old_versions(
+            older_than=timedelta(seconds=retention_s), error_if_tagged_old_versions=False
+        ),
+        f"removing old versions of {storage.uri}",
+    )
+    crash_point("after_version_cleanup")
+    return VersionCleanupReport(stats.old_versions, stats.bytes_removed)
+
+
+def _open(storage: LogStorage) -> Any:
+    return open_log(storage.uri, storage.storage_options or None)
+
+
+def _committed(
+    storage: LogStorage,
+    work: Callable[[Any], Any],
+    before_commit: Callable[[], None],
+    doing: str,
+) -> Any:
+    """``work`` on the table opened anew, committed, and synced."""
+
+    def attempt() -> Any:
+        before_commit()
+        return work(_open(storage))
+
+    with CommitSync(storage) as commit:
+        done = commit_with_retries(attempt, f"{doing} in {storage.uri}")
+        commit.sync()
+    return done
+
+
+def _compact_some(dataset: Any) -> Any:
+    crash_point("before_compaction")
+    return dataset.optimize.compact_files(
+        target_rows_per_fragment=ROWS_PER_FRAGMENT,
+        max_source_bytes=_BYTES_A_COMMIT,
+        batch_size=_BATCH_ROWS,
+    )
+
+
+def _creating(column: str) -> Callable[[Any], Any]:
+    return lambda dataset: dataset.create_scalar_index(
+        column, "BTREE", name=f"{column}_idx", replace=True
+    )
+
+
+def _extending(name: str) -> Callable[[Any], Any]:
+    def extend(dataset: Any) -> None:
+        parts = dataset.stats.index_stats(name)["num_indices"]
+        joined = parts if parts >= _MAX_INDEX_PARTS else 0
+        dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=joined)
+
+    return extend
+
+
+def _joining(name: str) -> Callable[[Any], Any]:
+    def join(dataset: Any) -> None:
+        parts = dataset.stats.index_stats(name)["num_indices"]
+        if parts > 1 or _uncovered(dataset, name):
+            dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=parts)
+
+    return join
+
+
+def _index_names(dataset: Any) -> dict[str, str]:
+    """The names of the BTREE indexes that serve look-ups, by column, whoever made them."""
+    return {
+        index.field_names[0]: index.name
+        for index in dataset.describe_indices()
+        if index.index_type == "BTree" and list(index.field_names) in _INDEXABLE
+    }
+
+
+def _uncovered(dataset: Any, name: str) -> int:
+    return int(dataset.stats.index_stats(name)["num_unindexed_rows"])
