@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import io_prediction
-from jobs.io_prediction import select
+from jobs.io_prediction import main, select
 from jobs.stdlib_functions import discover
 
 SCRIPT = Path(io_prediction.__file__)
@@ -38,18 +38,34 @@ def test_a_smaller_limit_takes_a_part_of_a_larger_one() -> None:
     ids=" ".join,
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str], said: str, tmp_path: Path
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    try:
+        status: object = main(arguments)
+    except SystemExit as stopped:
+        status = stopped.code
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert status == 2
+    assert said in errors[-1]
+    assert [line for line in errors if line.startswith("io_prediction")] == errors[-1:]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_mistake_ends_the_script_with_status_2(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
+        [sys.executable, str(SCRIPT), "--experiment", "a/b"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    last = ended.stderr.strip().splitlines()[-1]
     assert ended.returncode == 2
-    assert said in last
+    assert "a/b" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert list(tmp_path.iterdir()) == []
