@@ -53,6 +53,7 @@ from datagen_ray.log.fold import (
 from datagen_ray.log.ids import DatagenItemId, datagen_event_id
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenBlobValue, DatagenFieldUpdate, DatagenValue
+from datagen_ray.log.violations import LogViolation, LogViolationKind
 from datagen_ray.pipeline.codecs import Codec
 from datagen_ray.pipeline.context import StepContext
 from datagen_ray.pipeline.item import Item, LazyBlob, SubItem
@@ -73,6 +74,7 @@ from datagen_ray.pipeline.steps import step
 from datagen_ray.store.bulk import Overview, RootStatuses
 from datagen_ray.store.lookup import Damaged, DatagenItemLookup, Found, NeverStarted
 from datagen_ray.store.store import DatagenStore
+from datagen_ray.store.verify import LogReport
 
 __all__ = [
     "DATAGEN_SCHEMA_VERSION",
@@ -118,6 +120,9 @@ __all__ = [
     "LazyBlob",
     "LocalRunSummary",
     "LogNotFoundError",
+    "LogReport",
+    "LogViolation",
+    "LogViolationKind",
     "Loop",
     "MapReduce",
     "NeverStarted",

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from datagen_ray.errors import DamagedLogError, InvalidEventError, InvalidItemIdError
 from datagen_ray.log.events import (
+    DATAGEN_OLDEST_READABLE_VERSION,
     DATAGEN_SCHEMA_VERSION,
     DatagenEvent,
     DatagenEventType,
@@ -130,6 +131,23 @@ def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     return validate_append(given)
 
 
+def check_stored_event(event: DatagenEvent) -> None:
+    """Raise for a row of a log that append would refuse.
+
+    What only a writer must have is not asked for: the bytes of blobs, the current version. Raises
+    :class:`InvalidEventError`, :class:`InvalidItemIdError`, and :class:`DamagedLogError` for JSON
+    that cannot be parsed.
+    """
+    if event.schema_version < DATAGEN_OLDEST_READABLE_VERSION:
+        raise InvalidEventError(
+            f"schema_version {event.schema_version} never was one", code="schema_version"
+        )
+    _check_row(event, stored=True)
+    if event.value is not None and event.value.kind == "json":
+        json_value(str(event.value.raw))
+    _checked_tags(_checked_status(event))
+
+
 def _checked_event(event: DatagenEvent) -> DatagenEvent:
     if not isinstance(event, DatagenEvent):
         raise InvalidEventError(
@@ -137,6 +155,18 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
             "DatagenEvent.from_dict makes one",
             code="wrong_type",
         )
+    if event.schema_version != DATAGEN_SCHEMA_VERSION:
+        raise InvalidEventError(
+            f"schema_version {event.schema_version!r} cannot be written; this package writes "
+            f"{DATAGEN_SCHEMA_VERSION}",
+            code="schema_version",
+        )
+    _check_row(event, stored=False)
+    return _checked_tags(_checked_status(event))
+
+
+def _check_row(event: DatagenEvent, *, stored: bool) -> None:
+    """The rules between the columns of one row, but for its status and its tags."""
     for name in _REQUIRED_TEXT:
         if not check_text(getattr(event, name), name):
             raise InvalidEventError(f"{name} must not be empty", code="empty_column")
@@ -153,18 +183,11 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
     _check_identity(event)
     _check_number(event.item_seq, "item_seq", INT64_MAX)
     _check_number(event.attempt, "attempt", INT32_MAX)
-    if event.schema_version != DATAGEN_SCHEMA_VERSION:
-        raise InvalidEventError(
-            f"schema_version {event.schema_version!r} cannot be written; this package writes "
-            f"{DATAGEN_SCHEMA_VERSION}",
-            code="schema_version",
-        )
     if event.event_type in _STEP_EVENTS:
         _check_step(event)
     elif event.step_index is not None:
         _check_number(event.step_index, "step_index", INT64_MAX)
-    _check_fields(event)
-    return _checked_tags(_checked_status(event))
+    _check_fields(event, stored=stored)
 
 
 def _check_identity(event: DatagenEvent) -> None:
@@ -231,7 +254,7 @@ def check_step_kind(event_type: DatagenEventType, kind: DatagenStepKind) -> None
         )
 
 
-def _check_fields(event: DatagenEvent) -> None:
+def _check_fields(event: DatagenEvent, *, stored: bool) -> None:
     if event.event_type in _FIELD_EVENTS:
         if not event.field_name:
             raise InvalidEventError("a field event needs a field_name", code="field_requires_name")
@@ -249,7 +272,7 @@ def _check_fields(event: DatagenEvent) -> None:
             raise InvalidEventError(
                 f"field {event.field_name!r} needs a value", code="field_requires_value"
             )
-        check_value(event.value, event.field_name)
+        check_value(event.value, event.field_name, stored=stored)
         return
     for name in ("field_name", "field_type", "codec_version", "value"):
         if getattr(event, name) is not None:
@@ -273,7 +296,7 @@ def check_codec_version(version: int, field_name: str) -> None:
         )
 
 
-def check_value(value: DatagenValue, field_name: str) -> None:
+def check_value(value: DatagenValue, field_name: str, *, stored: bool = False) -> None:
     """A value that is to be written has its bytes, if a blob, and their true size."""
     raw = value.raw
     if value.kind not in VALUE_KINDS:
@@ -281,7 +304,7 @@ def check_value(value: DatagenValue, field_name: str) -> None:
             f"field {field_name!r} has the unsupported value kind {value.kind!r}",
             code="unsupported_value_kind",
         )
-    if not isinstance(raw, DatagenBlobValue):
+    if not isinstance(raw, DatagenBlobValue) or stored:
         return
     if raw.bytes is None:
         raise InvalidEventError(

@@ -28,7 +28,7 @@ from datagen_ray.log.fold import (
 )
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.schema import DATAGEN_SCHEMA, EVENT_COLUMNS, decode_batch
-from datagen_ray.log.values import DatagenBlobValue, DatagenValue, blob_matches
+from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 from datagen_ray.store.bulk import (
     OVERVIEW_COLUMNS,
     STATUS_COLUMNS,
@@ -38,7 +38,14 @@ from datagen_ray.store.bulk import (
     root_statuses,
 )
 from datagen_ray.store.lookup import DatagenItemLookup, NeverStarted, look_up
-from datagen_ray.store.snapshot import MAX_RESTARTS, LogReader, Snapshot, SourceVanishedError
+from datagen_ray.store.snapshot import (
+    MAX_RESTARTS,
+    LogReader,
+    Snapshot,
+    SourceVanishedError,
+    verified_blob,
+)
+from datagen_ray.store.verify import LogReport, verify_snapshot
 
 _Read = TypeVar("_Read")
 
@@ -175,6 +182,14 @@ class LogReads:
         for piece in self._reader.snapshot().stream(columns, where):
             yield from piece.to_batches()
 
+    def verify(self, *, blobs: bool = False) -> LogReport:
+        """Look at every row and item of the log, and list all that is wrong with it.
+
+        Memory is bounded whatever the size of the log. With ``blobs`` the bytes of every blob
+        are read and checked too. Raises only what reading raises: a violation is a result.
+        """
+        return self._retried(lambda snapshot: verify_snapshot(snapshot, blobs=blobs))
+
     # -- blobs ---------------------------------------------------------------------------------
 
     def get_blob(self, event_id: str) -> bytes | None:
@@ -272,16 +287,3 @@ class LogReads:
 
 def _empty(columns: Sequence[str]) -> pa.Table:
     return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
-
-
-def verified_blob(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
-    """The bytes, once they fit the size and the checksum that their row has for them."""
-    if data is None:
-        raise DamagedLogError(f"the bytes of blob event {event_id} are gone; restore the log")
-    if reference.size is not None and len(data) != reference.size:
-        raise DamagedLogError(
-            f"blob event {event_id} has {len(data)} bytes, its row says {reference.size}"
-        )
-    if not blob_matches(data, reference.checksum):
-        raise DamagedLogError(f"blob event {event_id} does not match its checksum")
-    return data

@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import lance
@@ -35,9 +36,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datagen_ray.errors import StorageError
+from datagen_ray.errors import DamagedLogError, StorageError
 from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
-from datagen_ray.log.values import DatagenBlobValue
+from datagen_ray.log.values import DatagenBlobValue, blob_matches
 from datagen_ray.store import layout
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_not_found, translate
@@ -69,6 +70,14 @@ class _ShardCache:
     next_position: int = 1
 
 
+class Level(str, Enum):
+    """Where rows lie, from the oldest to the newest."""
+
+    BASE = "base"
+    SSTABLE = "sstable"
+    TAIL = "tail"
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """One consistent view of a log. Cheap to hold; its methods read.
@@ -81,13 +90,26 @@ class Snapshot:
     tail: tuple[pa.Table, ...]
     manifests: tuple[ShardManifest, ...]
 
+    def pieces(
+        self,
+        columns: Sequence[str],
+        where: pc.Expression | None,
+        *,
+        batch_rows: int = _SCAN_BATCH_ROWS,
+    ) -> Iterator[tuple[Level, pa.Table]]:
+        """Every stored row that matches, copies too, in pieces, with the level it lies on."""
+        for level, datasets in ((Level.BASE, (self.base,)), (Level.SSTABLE, self.sstables)):
+            for dataset in datasets:
+                for batch in _batches(dataset, columns, where, batch_rows):
+                    yield level, pa.Table.from_batches([batch]).select(list(columns))
+        for rows in self.tail:
+            yield Level.TAIL, _of_tail(rows, columns, where)
+
     def upper(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
         """The matching rows above the base table, oldest copy first, each content once."""
         wanted = _with_id(columns)
         tables = [_scan(dataset, wanted, where) for dataset in self.sstables]
-        for rows in self.tail:
-            matching = rows if where is None else rows.filter(where)
-            tables.append(matching.select(wanted))
+        tables.extend(_of_tail(rows, wanted, where) for rows in self.tail)
         if not tables:
             return _empty(wanted)
         return dedupe(pa.concat_tables(tables, promote_options="permissive"))
@@ -122,25 +144,13 @@ class Snapshot:
             yield last.select(list(columns))
 
     def repeated_in_base(self) -> pa.Array:
-        """The event ids that the base table holds more than once; none that our merges leave.
+        """The event ids that the base table holds more than once; none that our merges leave."""
 
-        One pass over one column, 8 bytes of memory a row.
-        """
-        hashes = [
-            np.fromiter(map(hash, batch.column(0).to_pylist()), np.int64, batch.num_rows)
-            for batch in _batches(self.base, ["event_id"], None)
-        ]
-        ordered = np.sort(np.concatenate([np.zeros(0, np.int64), *hashes]))
-        suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-        if not suspects:
-            return pa.array([], pa.string())
-        counts = Counter(
-            event_id
-            for batch in _batches(self.base, ["event_id"], None)
-            for event_id in batch.column(0).to_pylist()
-            if hash(event_id) in suspects
-        )
-        return pa.array([event_id for event_id, n in counts.items() if n > 1], pa.string())
+        def pieces() -> Iterator[pa.Table]:
+            for batch in _batches(self.base, ["event_id"], None):
+                yield pa.Table.from_batches([batch])
+
+        return pa.array(repeated_ids(pieces), pa.string())
 
     def blob(self, event_id: str) -> DatagenBlobValue | None:
         """The blob of an event, its oldest copy; only that row's bytes are read."""
@@ -167,6 +177,19 @@ _BLOB_COLUMNS = (BLOB_COLUMN, "payload_size", "payload_checksum")
 def _blob(row: pa.Table) -> DatagenBlobValue | None:
     content, size, checksum = (row.column(name)[0].as_py() for name in _BLOB_COLUMNS)
     return None if content is None else DatagenBlobValue(content, size, checksum)
+
+
+def verified_blob(data: bytes | None, reference: DatagenBlobValue, event_id: str) -> bytes:
+    """The bytes, once they fit the size and the checksum that their row has for them."""
+    if data is None:
+        raise DamagedLogError(f"the bytes of blob event {event_id} are gone; restore the log")
+    if reference.size is not None and len(data) != reference.size:
+        raise DamagedLogError(
+            f"blob event {event_id} has {len(data)} bytes, its row says {reference.size}"
+        )
+    if not blob_matches(data, reference.checksum):
+        raise DamagedLogError(f"blob event {event_id} does not match its checksum")
+    return data
 
 
 class LogReader:
@@ -266,6 +289,28 @@ class LogReader:
         return f"{self._storage.uri.rstrip('/')}/{key}"
 
 
+def repeated_ids(pieces: Callable[[], Iterator[pa.Table]]) -> list[str]:
+    """The event ids that stand in more than one row of what ``pieces`` gives, each time anew.
+
+    One pass over one column, with 8 bytes of memory a row; a second one where there are any.
+    """
+    hashes = [np.zeros(0, np.int64)]
+    for piece in pieces():
+        ids = piece.column("event_id").to_pylist()
+        hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
+    ordered = np.sort(np.concatenate(hashes))
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not suspects:
+        return []
+    counts = Counter(
+        event_id
+        for piece in pieces()
+        for event_id in piece.column("event_id").to_pylist()
+        if hash(event_id) in suspects
+    )
+    return [event_id for event_id, count in counts.items() if count > 1]
+
+
 def dedupe(rows: pa.Table) -> pa.Table:
     """Each content once: of identical rows the first stays, differing copies of an id all stay."""
     ids = rows.column("event_id")
@@ -302,6 +347,15 @@ def _empty(columns: Sequence[str]) -> pa.Table:
     return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
 
 
+def _of_tail(rows: pa.Table, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+    """The matching rows of a WAL tail. Filtering copies, so it must not meet unwanted blobs."""
+    if where is not None:
+        if BLOB_COLUMN not in columns:
+            rows = rows.drop_columns([BLOB_COLUMN])
+        rows = rows.filter(where)
+    return rows.select(list(columns))
+
+
 def _scan(
     dataset: Any, columns: Sequence[str], where: pc.Expression | None, *, row_ids: bool = False
 ) -> pa.Table:
@@ -312,11 +366,14 @@ def _scan(
 
 
 def _batches(
-    dataset: Any, columns: Sequence[str], where: pc.Expression | None
+    dataset: Any,
+    columns: Sequence[str],
+    where: pc.Expression | None,
+    batch_rows: int = _SCAN_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from dataset.scanner(
-            columns=list(columns), filter=where, batch_size=_SCAN_BATCH_ROWS
+            columns=list(columns), filter=where, batch_size=batch_rows
         ).to_batches()
     except LANCE_ERRORS as error:
         raise _read_error(error, dataset) from error
