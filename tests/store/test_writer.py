@@ -19,7 +19,7 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 from datagen_ray.log.schema import encode_events
-from datagen_ray.store import layout
+from datagen_ray.store import claim, layout
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.storage import LogStorage
@@ -74,6 +74,12 @@ class BrokenWal:
         if self.aside.exists():
             self.folder.unlink()
             self.aside.rename(self.folder)
+
+
+def assert_not_after_the_peer(uri: str, event_id: str) -> None:
+    """Its outcome was unknown, so it may be there, but only from before the peer's claim."""
+    flat = [each for entry in wal_ids(uri, "slot") for each in entry]
+    assert event_id not in flat[flat.index("peer.0") :]
 
 
 # -- group commit ----------------------------------------------------------------------------
@@ -333,6 +339,21 @@ def test_of_many_racing_claims_at_most_one_can_acknowledge(uri):
     assert sorted(stored_ids(uri)) == sorted(expected)
 
 
+def test_a_claim_that_another_one_overlapped_stops(uri, monkeypatch):
+    real = claim._open_writer
+    peers = []
+
+    def after_a_peer(*arguments):
+        peers.append(real(*arguments))
+        return real(*arguments)
+
+    monkeypatch.setattr(claim, "_open_writer", after_a_peer)
+    # Ours is the later of the two, but neither can know: each saw the same epoch before
+    with pytest.raises(WriterFencedError, match="at the same time"):
+        ShardOwner.claim(uri, "slot")
+    assert len(peers) == 1
+
+
 def test_a_closed_writer_refuses(uri):
     owner = ShardOwner.claim(uri, "slot")
     owner.close()
@@ -416,7 +437,25 @@ def test_a_poisoned_writer_does_not_fence_whoever_claimed_meanwhile(uri):
     peer.submit(batch("peer again")).result()
     peer.close()
     owner.close()
-    assert "b.0" not in stored_ids(uri)
+    assert_not_after_the_peer(uri, "b.0")
+
+
+def test_a_writer_unsure_of_its_own_epoch_puts_nothing_after_a_peer(uri):
+    wal = BrokenWal(uri)
+    owner = ShardOwner.claim(uri, "slot", options=EAGER)
+    owner.submit(batch("a")).result()
+    wal.break_it()
+    with pytest.raises(WriterPoisonedError):
+        owner.submit(batch("b")).result()
+    wal.mend()
+    with ShardOwner.claim(uri, "slot") as peer:
+        peer.submit(batch("peer")).result()
+    # as if one more claim of its own had failed without telling whether it took an epoch
+    owner._appender._unclear_claims += 1
+    with pytest.raises(WriterFencedError, match="another writer appended"):
+        owner.reopen()
+    owner.close()
+    assert_not_after_the_peer(uri, "b.0")
 
 
 def test_a_superseded_run_does_not_reopen(uri):
