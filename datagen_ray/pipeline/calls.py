@@ -7,53 +7,20 @@ not between retries, and never by an item that waits for its sub-items.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.pipeline.batching import Batcher
 from datagen_ray.pipeline.context import StepContext
 from datagen_ray.pipeline.failures import StepAborted
 from datagen_ray.pipeline.item import Item
+from datagen_ray.pipeline.signature import Shape, shape_of
 from datagen_ray.pipeline.steps import Step
 from datagen_ray.pipeline.threads import StepThreads
 
 MakeContext = Callable[[int], StepContext]
 """From the number of the retry to the context of that call."""
-
-
-class Shape(NamedTuple):
-    """How a callable wants to be called."""
-
-    is_async: bool
-    takes_ctx: bool
-    positional: int
-
-
-def shape_of(function: Callable[..., Any]) -> Shape:
-    """Read off the signature: ``ctx`` is passed where there is a parameter of that name."""
-    # Of an instance it is the method of its class that says whether it is async.
-    target = function if inspect.isroutine(function) else type(function).__call__
-    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(target)
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return Shape(is_async, False, 1)  # a builtin without a signature, such as dict.get
-    takes_ctx = any(
-        parameter.name == "ctx" and parameter.kind is not parameter.POSITIONAL_ONLY
-        for parameter in parameters
-    )
-    positional = sum(
-        1
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        and parameter.name != "ctx"
-        and parameter.default is parameter.empty
-    )
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        positional = 99
-    return Shape(is_async, takes_ctx, positional)
 
 
 class _Runner:

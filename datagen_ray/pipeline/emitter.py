@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from datagen_ray.errors import ConfigError, StorageError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.pipeline.sink import EventSink
 
@@ -36,10 +37,17 @@ class Emitter:
         if self._broken is not None:
             raise self._broken
 
+    def _append(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+        self.check()
+        try:
+            return asyncio.ensure_future(self._sink.append_async(events))
+        except ConfigError as error:
+            # The sink was closed under a walk: nothing that the item could be blamed for.
+            raise StorageError(f"the log cannot be written to any more: {error}") from error
+
     def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Hand the batch over without waiting: the shard writes in order."""
-        self.check()
-        future = asyncio.ensure_future(self._sink.append_async(events))
+        future = self._append(events)
 
         def settled(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -56,8 +64,7 @@ class Emitter:
         A cancellation waits for the outcome first: the numbers of these rows are used up, and
         whoever runs the item next has to be able to read what became of them.
         """
-        self.check()
-        future = asyncio.ensure_future(self._sink.append_async(events))
+        future = self._append(events)
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.events import DatagenStepKind
+from datagen_ray.pipeline.signature import check_takes
 from datagen_ray.pipeline.steps import Node, PipelineLike, Step, StepClass, check_name, step
 
 Placeable: TypeAlias = "Node | StepClass | Callable[..., Any]"
@@ -51,7 +52,7 @@ class Loop(Node):
     ) -> None:
         self.name = check_name(name, "Loop")
         self.body = as_node(body, f"Loop {name!r}")
-        self.until = _check_callable(until, f"Loop {name!r}", "until")
+        self.until = _check_callable(until, f"Loop {name!r}", "until", "item", "item, round")
         if type(max_rounds) is not int or max_rounds < 1:
             raise PipelineError(f"Loop {name!r}: max_rounds must be a whole number of at least 1")
         self.max_rounds = max_rounds
@@ -96,9 +97,9 @@ class MapReduce(FanOut):
         on_failure: OnFailure = "fail",
     ) -> None:
         self.name = check_name(name, "MapReduce")
-        self.split = _check_callable(split, f"MapReduce {name!r}", "split")
+        self.split = _check_callable(split, f"MapReduce {name!r}", "split", "item")
         self.each = as_node(each, f"MapReduce {name!r}")
-        self.reduce = _check_callable(reduce, f"MapReduce {name!r}", "reduce")
+        self.reduce = _check_reduce(reduce, f"MapReduce {name!r}")
         self.on_failure = _check_on_failure(on_failure, f"MapReduce {name!r}")
 
     @property
@@ -125,9 +126,7 @@ class Branch(FanOut):
     ) -> None:
         self.name = check_name(name, "Branch")
         self.branches = _named_children(branches, f"Branch {name!r}", "branch")
-        self.reduce = (
-            None if reduce is None else _check_callable(reduce, f"Branch {name!r}", "reduce")
-        )
+        self.reduce = None if reduce is None else _check_reduce(reduce, f"Branch {name!r}")
         self.on_failure = _check_on_failure(on_failure, f"Branch {name!r}")
 
     @property
@@ -185,7 +184,7 @@ class Conditional(Selector):
         otherwise: Placeable | None = None,
     ) -> None:
         self.name = check_name(name, "Conditional")
-        self.when = _check_callable(when, f"Conditional {name!r}", "when")
+        self.when = _check_callable(when, f"Conditional {name!r}", "when", "item")
         self.then = as_node(then, f"Conditional {name!r}")
         self.otherwise = None if otherwise is None else as_node(otherwise, f"Conditional {name!r}")
 
@@ -212,7 +211,7 @@ class Router(Selector):
         default: Placeable | None = None,
     ) -> None:
         self.name = check_name(name, "Router")
-        self.key = _check_callable(key, f"Router {name!r}", "key")
+        self.key = _check_callable(key, f"Router {name!r}", "key", "item")
         if not isinstance(routes, Mapping) or not routes:
             raise PipelineError(
                 f"Router {name!r}: routes must be a mapping with one route at least"
@@ -262,12 +261,17 @@ def _named_children(children: Any, where: str, what: str) -> dict[str, Node]:
     return {name: as_node(child, where) for name, child in children.items()}
 
 
-def _check_callable(function: Any, where: str, what: str) -> Callable[..., Any]:
+def _check_reduce(function: Any, where: str) -> Callable[..., Any]:
+    return _check_callable(function, where, "reduce", "results", "item, results")
+
+
+def _check_callable(function: Any, where: str, what: str, *forms: str) -> Callable[..., Any]:
     if isinstance(function, (Node, StepClass)):
         raise PipelineError(f"{where}: {what} must be a plain function, not a step")
     if not callable(function):
         raise PipelineError(f"{where}: {what}={function!r} cannot be called; give a function")
     checked: Callable[..., Any] = function
+    check_takes(checked, f"{where}: {what}", forms)
     return checked
 
 

@@ -52,8 +52,8 @@ class Pipeline(PipelineLike):
         self.seed = seed
         _check_places(self.body, self.name)
         own = declare_fields(fields, f"pipeline {name!r}")
-        self.declared: Mapping[str, FieldType] = _join_fields(self.name, own, self.body)
-        self.types = FieldTypes(self.declared, _codecs_by_id(self.name, codecs))
+        joined = _join_fields(self.name, own, self.body)
+        self.types = FieldTypes(joined, _codecs_by_id(self.name, codecs, self.body))
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents first."""
@@ -107,7 +107,9 @@ def _flatten(tree: Mapping[str, Any], place: str = "top") -> dict[str, tuple[str
     shape = json_text(tree.get("policy", {}))
     found = {tree["name"]: (tree["kind"], place, shape)}
     for index, child in enumerate(tree.get("children", [])):
-        found.update(_flatten(child, f"{tree['name']}[{index}]"))
+        for name, node in _flatten(child, f"{tree['name']}[{index}]").items():
+            # A SubPipeline and the Sequence of its pipeline may share a name.
+            found[name if name not in found else f"{name} within"] = node
     return found
 
 
@@ -182,7 +184,7 @@ def _join_fields(pipeline: str, own: Mapping[str, FieldType], body: Node) -> dic
         if isinstance(node, Step):
             sources.append((f"step {node.name!r}", node.options.fields))
         elif isinstance(node, SubPipeline) and node.pipeline is not None:
-            sources.append((f"SubPipeline {node.name!r}", node.pipeline.declared))
+            sources.append((f"SubPipeline {node.name!r}", node.pipeline.types.declared))
     joined: dict[str, tuple[FieldType, str]] = {}
     for where, fields in sources:
         for name, declared in fields.items():
@@ -195,12 +197,16 @@ def _join_fields(pipeline: str, own: Mapping[str, FieldType], body: Node) -> dic
     return {name: declared for name, (declared, _) in joined.items()}
 
 
-def _codecs_by_id(pipeline: str, codecs: Iterable[Codec]) -> dict[str, Codec]:
+def _codecs_by_id(pipeline: str, codecs: Iterable[Codec], body: Node) -> dict[str, Codec]:
     found: dict[str, Codec] = {}
+    for node in walk(body):
+        if isinstance(node, SubPipeline) and node.pipeline is not None:
+            found.update(node.pipeline.types.codecs)
+    inner = set(found.values())
     for codec in codecs:
         if not isinstance(codec, Codec):
             raise PipelineError(f"pipeline {pipeline!r}: {codec!r} in codecs is not a Codec")
-        if codec.id in found:
+        if codec.id in found and codec not in inner:
             raise PipelineError(f"pipeline {pipeline!r} has two codecs with the id {codec.id!r}")
         found[codec.id] = codec
     return found

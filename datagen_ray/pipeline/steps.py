@@ -7,6 +7,7 @@ state (semaphores, instances of class steps) elsewhere.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,9 @@ from typing import Any, ClassVar, TypeAlias, overload
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.events import DatagenStepKind
-from datagen_ray.pipeline.codecs import FieldType, declare_fields
+from datagen_ray.pipeline.codecs import FieldType, FieldTypes, declare_fields
 from datagen_ray.pipeline.retry import Retry
+from datagen_ray.pipeline.signature import check_takes
 
 INPUT_STEP = "input"
 """The step name of an item's inputs; no step may carry it."""
@@ -47,7 +49,7 @@ class PipelineLike:
     """What a SubPipeline needs to know of a Pipeline, kept below both."""
 
     body: Node
-    declared: Mapping[str, FieldType]
+    types: FieldTypes
 
 
 @dataclass(frozen=True)
@@ -205,17 +207,28 @@ def step(
         options = replace(options, fields=declare_fields(fields, f"step {label!r}"))
         if not callable(target):
             raise PipelineError(f"step {label!r}: {target!r} cannot be called; decorate a function")
+        forms = ("item",) if options.batch_size is None else ("items",)
         if inspect.isclass(target):
             if not any("__call__" in vars(base) for base in target.__mro__):
                 raise PipelineError(f"step {label!r}: the class needs a __call__(self, item)")
+            check_takes(_bound_call(target), f"step {label!r}", forms)
             return StepClass(target, label, options)
         if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
             raise PipelineError(
                 f"step {label!r} is a generator; return one dict of fields, or use MapReduce"
             )
+        check_takes(target, f"step {label!r}", forms)
         return Step(target, base_name=label, options=options)
 
     return decorate if function is None else decorate(function)
+
+
+def _bound_call(cls: type) -> Callable[..., Any]:
+    """``__call__`` as an instance has it, for its signature; there is no instance yet."""
+    call = vars(next(base for base in cls.__mro__ if "__call__" in vars(base)))["__call__"]
+    if isinstance(call, (staticmethod, classmethod)):
+        return call.__func__
+    return functools.partial(call, None)
 
 
 def check_name(name: object, what: str) -> str:

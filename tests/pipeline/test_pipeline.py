@@ -45,6 +45,13 @@ class Embed:
         return {"vec": self.model}
 
 
+def named_only(item: Any, *, k: int) -> None: ...
+
+
+class NoItem:
+    def __call__(self) -> None: ...
+
+
 def plain(item: Any) -> dict[str, Any]:
     return {"plain": 1}
 
@@ -162,6 +169,14 @@ def bad_pipelines() -> list[tuple[str, Any]]:
         ("num_cpus would need a Ray", lambda: step(num_cpus=0.5)(plain)),
         ("generator", lambda: step(lambda item: (yield 1))),
         ("needs a __call__", lambda: step(type("NoCall", (), {}))),
+        ("takes 0 arguments beside ctx; it is called with (item)", lambda: step(lambda: None)),
+        ("step 'two' takes 2 arguments", lambda: step(name="two")(lambda item, other: None)),
+        ("keyword argument 'k'", lambda: step(named_only)),
+        ("step 'NoItem' takes 0", lambda: step(NoItem)),
+        ("until takes 3", loop(until=lambda a, b, c: True)),
+        ("called with (item) or (item, round)", loop(until=lambda: True)),
+        ("reduce takes 0", fan(reduce=lambda ctx: None)),
+        ("split takes 2", fan(split=lambda item, other: [])),
         ("at least one call", lambda: Retry(attempts=0)),
         ("exception classes", lambda: Retry(on=(3,))),  # type: ignore[arg-type]
         ("cannot be negative", lambda: Retry(wait_s=-1)),
@@ -193,3 +208,24 @@ def test_fields_may_come_from_a_typed_dict() -> None:
     _, log = run(Pipeline("p", step(name="a", fields=Draft)(lambda i: {"score": 1, "tags": ["x"]})))
     kept = log.folded().fields
     assert (kept["score"].kind, kept["tags"].kind) == ("float", "json")
+
+
+def test_defaults_and_rest_arguments_are_left_alone() -> None:
+    steps = [
+        step(name="a")(lambda item, bound=1: {"a": bound}),
+        step(name="b")(lambda *items: {"b": len(items)}),
+        Loop("l", step(name="c")(lambda item, **more: None), until=lambda *a: len(a) == 2,
+             max_rounds=1),
+    ]  # fmt: skip
+    _, log = run(Pipeline("p", steps))
+    assert log.fields() == {"a": 1, "b": 1}
+
+
+def test_codecs_of_a_sub_pipeline_are_known_outside() -> None:
+    codec = Codec("v", 1, encode=lambda v: v, decode=lambda v, n: v)
+    inner = Pipeline("i", [plain], codecs=[codec])
+    outer = Pipeline("p", [SubPipeline("s", inner, outputs=[])], codecs=[codec])
+    assert outer.types.codecs == {"v": codec}
+    other = Codec("v", 2, encode=lambda v: v, decode=lambda v, n: v)
+    with pytest.raises(PipelineError, match="two codecs with the id 'v'"):
+        Pipeline("p", [SubPipeline("s", inner, outputs=[])], codecs=[other])
