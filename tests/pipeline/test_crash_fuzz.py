@@ -23,7 +23,7 @@ from tests.pipeline.support import ListLog, ListSink, durable_completions, run_o
 FIRST = int(os.environ.get("DATAGEN_FUZZ_FIRST", "1"))
 SEEDS = int(os.environ.get("DATAGEN_FUZZ_SEEDS", "0"))
 QUICK_SEEDS = 30
-MAX_RUNS = 8
+RUNS_WITHOUT_PROGRESS = 4
 MAX_BATCHES = 250
 INPUTS = {"q": 3}
 
@@ -32,8 +32,9 @@ async def until_stable(
     pipeline: Pipeline, log: ListLog, sink: ListSink | None = None
 ) -> RootResult | None:
     """Run the root again after failures; None where the sink stopped."""
-    result: RootResult | None = None
-    for _ in range(MAX_RUNS):
+    stuck = 0
+    while True:
+        before = sum(event.status != "failed" for event in log.events)
         try:
             result = await run_once(pipeline, log, INPUTS, sink=sink or ListSink(log))
         except WriterFencedError:
@@ -42,7 +43,10 @@ async def until_stable(
             return result
         assert "Mismatch" not in (result.error or ""), result.error
         assert "Violation" not in (result.error or ""), result.error
-    return result
+        progress = sum(event.status != "failed" for event in log.events) > before
+        stuck = 0 if progress else stuck + 1
+        if stuck == RUNS_WITHOUT_PROGRESS:
+            return result
 
 
 def state_of(log: ListLog) -> dict[str, Any]:
