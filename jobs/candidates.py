@@ -92,7 +92,8 @@ def trial_plans(
 
 def draw(function: StdlibFunction, plan: str, rng: random.Random) -> dict[str, Any]:
     """One call by ``plan``: ``{"args": [text, ...], "kwargs": {name: text}}``."""
-    args, kwargs = [], {}
+    args: list[str] = []
+    kwargs: dict[str, str] = {}
     for part in plan.split():
         name, colon, kind = part.partition(":")
         text = repr(_fitting(function, len(args), values.make(kind if colon else name, rng)))
@@ -112,7 +113,8 @@ def draw_many(
     tried: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Up to ``count`` different calls that are not in ``tried``, the plans taken in turn."""
-    seen, calls = set(tried), []
+    seen = set(tried)
+    calls: list[dict[str, Any]] = []
     for attempt in range(count * 4):
         if not plans or len(calls) == count:
             break
@@ -131,7 +133,8 @@ def mutate_many(
     tried: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """Up to ``count`` different calls that differ from a parent in one argument, and are new."""
-    seen, calls = {*tried, *map(call_id, parents)}, []
+    seen = {*tried, *map(call_id, parents)}
+    calls: list[dict[str, Any]] = []
     for attempt in range(count * 6):
         if not parents or len(calls) == count:
             break

@@ -96,12 +96,12 @@ def _positive(text: str) -> int:
     return number
 
 
-def _check_output(folder: Path) -> None:
-    place = folder.absolute()
+def _check_folder(folder: str, option: str) -> None:
+    place = Path(folder).absolute()
     while not os.path.lexists(place):
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise dg.ConfigError(f"{place} is no folder that can be written to; pass another --output")
+        raise dg.ConfigError(f"{place} is no folder that can be written to; pass another {option}")
 
 
 def _report(summary: Any, written: Written) -> None:
@@ -123,7 +123,9 @@ def _report(summary: Any, written: Written) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    _check_output(Path(options.output))
+    if "://" not in options.root:
+        _check_folder(options.root, "--root")
+    _check_folder(options.output, "--output")
     rows = [row_of(function) for function in select(discover(), options.limit)]
     with RunDisplay(Console(stderr=True)) as display:
         summary = run(

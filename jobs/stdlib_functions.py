@@ -308,7 +308,10 @@ def _parameters(target: Any, doc: str) -> tuple[tuple[Parameter, ...], bool]:
     parameters = []
     for parameter in signature.parameters.values():
         empty = parameter.default is parameter.empty
-        variadic = {parameter.VAR_POSITIONAL: "*args", parameter.VAR_KEYWORD: "**kwargs"}
+        variadic: dict[Any, str] = {
+            parameter.VAR_POSITIONAL: "*args",
+            parameter.VAR_KEYWORD: "**kwargs",
+        }
         keyword = "keyword" if parameter.kind is parameter.KEYWORD_ONLY else "positional"
         kind = variadic.get(parameter.kind, keyword)
         annotated = parameter.annotation is not parameter.empty

@@ -1,4 +1,4 @@
-"""The pipeline of the job on a real log, without Ray: what it makes, and that kills change nothing."""
+"""What the pipeline of the job makes on a real log, without Ray, and that kills change nothing."""
 
 from __future__ import annotations
 
