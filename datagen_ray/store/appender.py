@@ -87,6 +87,11 @@ class WalAppender:
     def where(self) -> str:
         return f"slot {self.slot!r} (shard {self.shard_id}) of {self.uri}"
 
+    @property
+    def manifest(self) -> ShardManifest:
+        """The shard's newest manifest as far as this appender has followed it."""
+        return self._manifest
+
     def append(self, batch: pa.RecordBatch, event_ids: list[str]) -> None:
         """Make rows durable as one WAL entry, reopening the shard when the storage fails.
 

@@ -9,7 +9,7 @@ lists, and the folders above them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +123,31 @@ def claim_all_shards(
     Also flushes every WAL tail. A log without shards gives an empty list.
     """
     storage = LogStorage(uri, storage_options, fsync=fsync)
+    return _claim_and_close(uri, list_shards(storage), storage, storage_options)
 
+
+def flush_tails(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, fsync: bool = True
+) -> list[ClosedClaim]:
+    """Claim and close the shards whose WAL tail has rows, so that SSTables hold all there is."""
+    storage = LogStorage(uri, storage_options, fsync=fsync)
+    shards = [shard for shard in list_shards(storage) if _has_tail(storage, shard)]
+    return _claim_and_close(uri, shards, storage, storage_options)
+
+
+def _has_tail(storage: LogStorage, shard: str) -> bool:
+    manifest = read_latest_manifest(storage, shard)
+    return manifest is not None and bool(
+        read_wal_tail(storage, shard, manifest.replay_after).entries
+    )
+
+
+def _claim_and_close(
+    uri: str,
+    shards: Sequence[str],
+    storage: LogStorage,
+    storage_options: Mapping[str, str] | None,
+) -> list[ClosedClaim]:
     def claim_and_close(shard: str) -> ClosedClaim:
         claim = claim_shard(uri, shard, storage, storage_options)
         claim.close()
@@ -134,7 +158,6 @@ def claim_all_shards(
             sync_manifest(storage, shard, manifest, since=claim.manifest)
         return ClosedClaim(shard, claim.epoch)
 
-    shards = list_shards(storage)
     if not shards:
         return []
     with ThreadPoolExecutor(min(_PARALLEL_CLAIMS, len(shards))) as pool:

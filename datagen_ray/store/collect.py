@@ -25,8 +25,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import lance
-
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import ConfigError
@@ -42,11 +40,12 @@ from datagen_ray.store.shard import (
     read_latest_manifest,
     read_manifest,
 )
+from datagen_ray.store.sstable import open_sstable
 from datagen_ray.store.storage import LogStorage
 
 GRACE_S = 3600.0
 """How long an SSTable stays after it was drained; reads that began before must be done by then."""
-WAL_RETENTION_S = 3600.0
+WAL_RETENTION_S = 600.0
 """How long a WAL entry stays at least, covered or not."""
 LEFTOVER_AGE_S = 24 * 3600.0
 """How old an unfinished upload must be before nobody can be at work on it."""
@@ -251,9 +250,8 @@ class _Collector:
         """How many rows of an SSTable the base table lacks; 0 for a folder that holds no table."""
         if self._base is None:
             self._base = open_log(self._storage.uri, self._storage.storage_options or None)
-        uri = self._storage.path(key) if self._storage.is_local else f"{self._storage.uri}/{key}"
         try:
-            table = lance.dataset(uri, storage_options=self._storage.storage_options or None)
+            table = open_sstable(self._storage, key)
             ids = table.scanner(columns=["event_id"], batch_size=16_384).to_reader()
             return len(missing_ids(self._base, ids))
         except LANCE_ERRORS as error:
@@ -261,7 +259,7 @@ class _Collector:
             # No manifest ever listed the former, and the latter was looked at before.
             if is_vanished(error):
                 return 0
-            raise translate(error, f"reading {uri}") from error
+            raise translate(error, f"reading {key} of {self._storage.uri}") from error
 
     def _sync_what_covers(self, manifest: ShardManifest) -> None:
         sync_manifest(self._storage, manifest.shard_id, manifest, since=None)

@@ -30,7 +30,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.mem_wal import CompactedSsTable
@@ -54,6 +53,7 @@ from datagen_ray.store.shard import (
     read_latest_manifest,
 )
 from datagen_ray.store.snapshot import dedupe
+from datagen_ray.store.sstable import has_hidden_rows, open_sstable, read_with_hidden_rows
 from datagen_ray.store.storage import LogStorage
 
 _COMPARED_ROWS = 4096
@@ -247,8 +247,7 @@ class _Source:
     @classmethod
     def open(cls, storage: LogStorage, shard: str, table: SsTable) -> _Source:
         key = layout.sstable_key(shard, table.path)
-        uri = storage.path(key) if storage.is_local else f"{storage.uri}/{key}"
-        dataset = lance.dataset(uri, storage_options=storage.storage_options or None)
+        dataset = open_sstable(storage, key)
         if not has_hidden_rows(dataset):
             ids = dataset.scanner(columns=["event_id"]).to_table().column("event_id")
             if len(pc.unique(ids)) == len(ids):
@@ -262,17 +261,6 @@ class _Source:
             return self.deduped.to_reader(_COMPARED_ROWS)
         names = DATAGEN_SCHEMA.names
         return self.dataset.scanner(columns=names, batch_size=_COMPARED_ROWS).to_reader()
-
-
-def has_hidden_rows(dataset: Any) -> bool:
-    """Whether Lance hid rows of an SSTable: older copies of an id that was put more than once."""
-    return any(fragment.num_deletions for fragment in dataset.get_fragments())
-
-
-def read_with_hidden_rows(dataset: Any, columns: list[str]) -> pa.Table:
-    """All rows of an SSTable in the order in which they were put, hidden ones included."""
-    scanner = dataset.scanner(columns=columns, include_deleted_rows=True, with_row_id=True)
-    return scanner.to_table().select(columns)
 
 
 def compare_with_base(dataset: Any, rows: pa.RecordBatchReader) -> tuple[list[str], list[str]]:

@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,7 +40,7 @@ from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
 from datagen_ray.log.values import DatagenBlobValue, blob_matches
 from datagen_ray.store import layout
 from datagen_ray.store.creation import open_log
-from datagen_ray.store.lance_errors import LANCE_ERRORS, is_not_found, translate
+from datagen_ray.store.lance_errors import LANCE_ERRORS, is_vanished, translate
 from datagen_ray.store.shard import (
     ShardManifest,
     WalEntry,
@@ -49,6 +48,7 @@ from datagen_ray.store.shard import (
     read_latest_manifest,
     read_wal_tail,
 )
+from datagen_ray.store.sstable import has_hidden_rows, hidden_rows, open_sstable
 from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
 
 MAX_RESTARTS = 20
@@ -82,7 +82,8 @@ class Level(str, Enum):
 class Snapshot:
     """One consistent view of a log. Cheap to hold; its methods read.
 
-    ``tail`` has the rows of all WAL tails with every column of the log.
+    ``tail`` has the rows of all WAL tails, with every column of the log, and before them those
+    that SSTables hide.
     """
 
     base: Any
@@ -203,6 +204,7 @@ class LogReader:
         self._lock = threading.Lock()
         self._shards: dict[str, _ShardCache] = {}
         self._sstables: dict[str, Any] = {}
+        self._hidden: dict[str, pa.Table] = {}
         self._base = open_log(storage.uri, storage_options)
 
     def snapshot(self) -> Snapshot:
@@ -237,6 +239,7 @@ class LogReader:
         ]
         for stale in set(self._sstables).difference(tables):
             del self._sstables[stale]
+            self._hidden.pop(stale, None)
         sstables = tuple(self._open_sstable(key) for key in tables)
         try:
             # A new handle for a new version: the old one may be in use by an earlier snapshot.
@@ -244,7 +247,8 @@ class LogReader:
                 self._base = open_log(self._storage.uri, self._options)
         except LANCE_ERRORS as error:
             raise translate(error, f"reading {self._storage.uri}") from error
-        tail = tuple(rows for _, entries in views for rows in entries)
+        hidden = [self._hidden[key] for key in tables if key in self._hidden]
+        tail = (*hidden, *(rows for _, entries in views for rows in entries))
         return Snapshot(self._base, sstables, tail, manifests)
 
     def _refresh_shard(self, shard: str) -> tuple[ShardManifest | None, list[pa.Table]]:
@@ -275,18 +279,16 @@ class LogReader:
     def _open_sstable(self, key: str) -> Any:
         dataset = self._sstables.get(key)
         if dataset is None:
-            uri = self._storage.path(key) if self._storage.is_local else self._uri(key)
             try:
-                dataset = lance.dataset(uri, storage_options=self._options)
+                dataset = open_sstable(self._storage, key)
+                if has_hidden_rows(dataset):
+                    self._hidden[key] = hidden_rows(dataset)
             except LANCE_ERRORS as error:
-                if is_not_found(error):
-                    raise SourceVanishedError(f"{uri} was collected while it was read") from error
-                raise translate(error, f"reading {uri}") from error
+                if is_vanished(error):
+                    raise SourceVanishedError(f"{key} was collected while it was read") from error
+                raise translate(error, f"reading {key} of {self._storage.uri}") from error
             self._sstables[key] = dataset
         return dataset
-
-    def _uri(self, key: str) -> str:
-        return f"{self._storage.uri.rstrip('/')}/{key}"
 
 
 def repeated_ids(pieces: Callable[[], Iterator[pa.Table]]) -> list[str]:
@@ -380,6 +382,6 @@ def _batches(
 
 
 def _read_error(error: Exception, dataset: Any) -> Exception:
-    if is_not_found(error):
+    if is_vanished(error):
         return SourceVanishedError(f"{dataset.uri} was collected while it was read")
     return translate(error, f"reading {dataset.uri}")

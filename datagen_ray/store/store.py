@@ -14,14 +14,32 @@ from types import TracebackType
 from typing import Any
 
 from datagen_ray.clock import Clock, utc_now
-from datagen_ray.errors import ConfigError, InvalidEventError
+from datagen_ray.errors import ConfigError, DatagenError, InvalidEventError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.log.ids import DatagenItemId, canonical_ids
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.validate import validate_append, validate_checkpoint
+from datagen_ray.store import layout
+from datagen_ray.store.cleanup import CleanupOptions, CleanupStatistics, PeriodicCleanup
+from datagen_ray.store.collect import (
+    GRACE_S,
+    WAL_RETENTION_S,
+    CollectionReport,
+    collect_garbage,
+)
+from datagen_ray.store.compaction import (
+    VERSION_RETENTION_S,
+    CompactionReport,
+    IndexReport,
+    VersionCleanupReport,
+    cleanup_old_versions,
+    compact,
+    refresh_indexes,
+)
 from datagen_ray.store.creation import create_log, open_log
 from datagen_ray.store.layout import DEFAULT_SLOT
 from datagen_ray.store.lookup import NeverStarted
+from datagen_ray.store.merge import MergeReport, ShardMerger
 from datagen_ray.store.reads import LogReads
 from datagen_ray.store.snapshot import LogReader
 from datagen_ray.store.storage import LogStorage
@@ -51,6 +69,7 @@ class DatagenStore(LogReads):
     ) -> None:
         super().__init__(LogReader(storage, storage_options))
         self.uri = storage.uri
+        self._storage = storage
         self.read_only = read_only
         self._slot = shard_id or DEFAULT_SLOT
         self._storage_options = storage_options
@@ -60,6 +79,7 @@ class DatagenStore(LogReads):
         self._now = now
         self._lock = threading.Lock()
         self._owner: ShardOwner | None = None
+        self._cleanup: PeriodicCleanup | None = None
         self._closed = False
 
     @classmethod
@@ -204,6 +224,88 @@ class DatagenStore(LogReads):
         """Claim the shard again after :class:`WriterPoisonedError` and settle what was open."""
         self._writer().reopen()
 
+    # -- maintenance ---------------------------------------------------------------------------
+
+    def cleanup_own_shard(self) -> MergeReport:
+        """Merge what this shard has flushed into the base table, and drain it; appends go on.
+
+        Claims nothing. See :mod:`datagen_ray.store.merge` for what becomes of conflicting rows.
+        """
+        self._check_may_change()
+        if self._cleanup is not None:
+            self._cleanup.check()
+        return ShardMerger(self._storage, layout.shard_uuid(self._slot)).run()
+
+    def spawn_periodic_cleanup(
+        self,
+        interval_s: float,
+        *,
+        options: CleanupOptions | None = None,
+        on_merge: Callable[[MergeReport], None] | None = None,
+        on_error: Callable[[DatagenError], None] | None = None,
+    ) -> PeriodicCleanup:
+        """Merge this shard in a thread, every ``interval_s`` and when much is pending.
+
+        Claims the shard if need be. The thread ends with :meth:`close`, which raises what the
+        last merge failed with. Past a limit of pending generations the writer is slowed.
+        """
+        self._check_may_change()
+        owner = self._writer()
+        with self._lock:
+            if self._cleanup is not None and self._cleanup.is_alive:
+                raise ConfigError(f"the store of {self.uri} has a periodic cleanup already")
+            cleanup = PeriodicCleanup(
+                ShardMerger(self._storage, owner.shard_id),
+                interval_s,
+                options=options,
+                on_merge=on_merge,
+                on_error=on_error,
+            )
+            self._cleanup = cleanup
+        owner.slow_down_by(cleanup.pause_after)
+        return cleanup
+
+    def compact(self) -> CompactionReport:
+        """Join the small fragments of the base table."""
+        self._check_may_change()
+        return compact(self._storage)
+
+    def refresh_indexes(self) -> IndexReport:
+        """Have the look-up indexes of the base table cover all its rows."""
+        self._check_may_change()
+        return refresh_indexes(self._storage)
+
+    def cleanup_old_versions(
+        self, *, retention_s: float = VERSION_RETENTION_S
+    ) -> VersionCleanupReport:
+        """Remove versions of the base table older than the retention, which long reads need."""
+        self._check_may_change()
+        return cleanup_old_versions(self._storage, retention_s=retention_s)
+
+    def collect_garbage(
+        self,
+        *,
+        dry_run: bool = False,
+        grace_s: float = GRACE_S,
+        wal_retention_s: float = WAL_RETENTION_S,
+    ) -> CollectionReport:
+        """Delete covered WAL entries, drained SSTables and leftovers, and say what and why."""
+        if not dry_run:
+            self._check_may_change()
+        return collect_garbage(
+            self._storage,
+            dry_run=dry_run,
+            grace_s=grace_s,
+            wal_retention_s=wal_retention_s,
+            now=self._now,
+        )
+
+    def cleanup_statistics(self) -> CleanupStatistics | None:
+        """What the periodic cleanup has done; None when there is none."""
+        return None if self._cleanup is None else self._cleanup.statistics()
+
+    # -- the end -------------------------------------------------------------------------------
+
     def writer_statistics(self) -> WriterStatistics | None:
         """What this store's writer has done; None when nothing was claimed."""
         return None if self._owner is None else self._owner.statistics()
@@ -212,9 +314,14 @@ class DatagenStore(LogReads):
         """Write what is queued, flush it, and let the shard go. Idempotent; reads end too."""
         with self._lock:
             self._closed = True
-            owner = self._owner
-        if owner is not None:
-            owner.close()
+            owner, cleanup = self._owner, self._cleanup
+            self._cleanup = None
+        try:
+            if cleanup is not None:
+                cleanup.close()
+        finally:
+            if owner is not None:
+                owner.close()
 
     def __enter__(self) -> DatagenStore:
         return self
@@ -226,6 +333,12 @@ class DatagenStore(LogReads):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_may_change(self) -> None:
+        if self.read_only:
+            raise ConfigError(
+                f"{self.uri} was opened read-only; open it without read_only to maintain it"
+            )
 
     def _submit(self, events: list[DatagenEvent]) -> None:
         if events:
@@ -243,7 +356,9 @@ class DatagenStore(LogReads):
         if owner is not None:
             return owner
         if self.read_only:
-            raise ConfigError(f"{self.uri} was opened read-only; open it without read_only to write")
+            raise ConfigError(
+                f"{self.uri} was opened read-only; open it without read_only to write"
+            )
         with self._lock:
             if self._closed:
                 raise ConfigError(f"the store of {self.uri} is closed; open it again")

@@ -36,6 +36,7 @@ from datagen_ray.store import layout
 from datagen_ray.store.appender import WalAppender
 from datagen_ray.store.claim import claim_shard
 from datagen_ray.store.grouping import group_appends
+from datagen_ray.store.shard import ShardManifest
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.waiters import Append, Waiter, settle
 
@@ -113,6 +114,7 @@ class ShardOwner:
         self._appends = self._events = self._bytes = 0
         self._duplicates = self._flush_failures = 0
         self._may_flush = False
+        self._pause_after: Callable[[ShardManifest], float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"wal-{self.slot}", daemon=True)
         self._thread.start()
 
@@ -188,6 +190,14 @@ class ShardOwner:
         with self._lock:
             self._enqueue(append)
         return waiter
+
+    def slow_down_by(self, pause_after: Callable[[ShardManifest], float] | None) -> None:
+        """Ask, after each entry, how many seconds to wait before the next; None asks no more.
+
+        For a merger that cannot keep up. It is called on the writer's thread with the newest
+        manifest, must not block, and must not raise.
+        """
+        self._pause_after = pause_after
 
     def flush(self) -> None:
         """Seal all that was appended before into an SSTable. Claims a new epoch."""
@@ -357,6 +367,10 @@ class ShardOwner:
         crash_point("after_acknowledge")
         if self._appender.entries % _FLUSH_FAILURE_CHECK_ENTRIES == 0:
             self._slow_down_while_flushes_fail()
+        if self._pause_after is not None:
+            pause_s = self._pause_after(self._appender.manifest)
+            if pause_s > 0:
+                self._pause.wait(pause_s)
 
     def _when_idle(self) -> None:
         """Make durable what a background flush wrote, so that a power loss finds it whole."""
