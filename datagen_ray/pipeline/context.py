@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datagen_ray.log.events import DatagenStreamPosition
 
@@ -46,7 +46,13 @@ class StepContext:
         return _ItemLogger(_LOGGER, {"item_id": self.item_id, "step": self.position.step_name})
 
 
-class _ItemLogger(logging.LoggerAdapter[logging.Logger]):
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # Python 3.10 cannot subscript it
+
+
+class _ItemLogger(_Adapter):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:

@@ -195,6 +195,7 @@ class _LocalRun:
     concurrency: int
     max_root_retries: int
     fsync: bool
+    changed: bool = False
 
     async def run(self, options: dict[str, Any]) -> LocalRunSummary:
         began = time.monotonic()
@@ -229,7 +230,8 @@ class _LocalRun:
             origin=f"run_local, process {os.getpid()}",
             fsync=self.fsync,
         )
-        if previous is not None and previous.fingerprint != fingerprint:
+        self.changed = previous is not None and previous.fingerprint != fingerprint
+        if previous is not None and self.changed:
             for change in tree_changes(previous.pipeline_tree, self.pipeline.tree()):
                 _LOGGER.warning("the pipeline changed since run %s: %s", previous.run_id, change)
         claim_all_shards(self.uri, self.storage_options, fsync=self.fsync)
@@ -256,6 +258,9 @@ class _LocalRun:
         self, store: DatagenStore, executor: Executor, summary: LocalRunSummary
     ) -> None:
         statuses = await asyncio.to_thread(store.root_item_statuses)
+        if self.changed:
+            open_roots = sum(not statuses.is_terminated(root_id) for root_id in statuses)
+            _LOGGER.warning("%d running roots were begun by another pipeline", open_roots)
         slots = asyncio.Semaphore(self.concurrency)
         running: set[asyncio.Task[None]] = set()
         broken: list[BaseException] = []

@@ -7,6 +7,7 @@ end of the process nor take a place from those that do return.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 
 class _Job(NamedTuple):
+    context: contextvars.Context
     function: Callable[..., Any]
     args: tuple[Any, ...]
     future: asyncio.Future[Any]
@@ -46,7 +48,7 @@ class StepThreads:
         async with self._permits:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[Any] = loop.create_future()
-            self._submit(_Job(function, args, future, loop))
+            self._submit(_Job(contextvars.copy_context(), function, args, future, loop))
             if timeout_s is None:
                 outcome, value = await future
             else:
@@ -85,7 +87,7 @@ class StepThreads:
             if job is None:
                 return
             try:
-                outcome: tuple[bool, Any] = (True, job.function(*job.args))
+                outcome: tuple[bool, Any] = (True, job.context.run(job.function, *job.args))
             except BaseException as error:  # noqa: BLE001 - carried to whoever waits
                 outcome = (False, error)
             # Idle before the answer: the caller may submit its next call at once.

@@ -212,7 +212,7 @@ class StreamWalk:
 
     async def _sequence(self, node: Sequence, position: DatagenStreamPosition) -> None:
         closed = Row(RowKind.COMPLETED, position)
-        index = self._counters.get(node.name, 0)
+        index = self._first_index(node)
         for child in node.steps:
             if self.cursor.peek() == closed and not child.may_be_silent:
                 # The frame was closed before this step was appended to the pipeline.
@@ -224,6 +224,22 @@ class StreamWalk:
             await self._visit(child, index, node.name, None)
             index += 1
         self._counters[node.name] = index
+
+    def _first_index(self, node: Sequence) -> int:
+        """The index of this entry's first slot, as the next row tells where it is one of the frame.
+
+        It is the counter, but for a pipeline that had fewer steps in this frame when earlier
+        entries were recorded: steps appended since, if silent, are counted where they were not.
+        """
+        counter = self._counters.get(node.name, 0)
+        row = self.cursor.peek()
+        if row is None:
+            return counter
+        for slot, child in enumerate(node.steps):
+            found = start_index(child, row, node.name, None)
+            if found is not None and self._last_index.get(node.name, -1) < found - slot < counter:
+                return found - slot
+        return counter
 
     async def _loop(self, node: Loop, position: DatagenStreamPosition) -> None:
         closed = Row(RowKind.COMPLETED, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import json
 import threading
@@ -308,6 +309,18 @@ def test_plain_functions_run_beside_each_other() -> None:
         barrier.wait()
 
     assert many(Pipeline("p", [wait]), 3) == {"completed": 3}
+
+
+def test_context_variables_reach_plain_functions() -> None:
+    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
+
+    async def main() -> ListLog:
+        variable.set("here")
+        log = ListLog()
+        await run_once(Pipeline("p", step(name="a")(lambda item: {"v": variable.get()})), log, {})
+        return log
+
+    assert asyncio.run(main()).fields() == {"v": "here"}
 
 
 def test_batches_are_shared_and_answered_one_by_one() -> None:

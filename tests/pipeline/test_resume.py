@@ -298,6 +298,28 @@ def test_a_step_appended_to_a_closed_frame_is_skipped_and_reported(
     assert "step 'b' was added to 's' after items had completed it" in caplog.text
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_step_appended_to_a_loop_runs_from_the_next_round_on(silent: bool) -> None:
+    def third(item: Any) -> Any:
+        if len(item["n"]) == 2:
+            raise ValueError("third")
+        return {"n": Append(1)}
+
+    fields = {"n": Append}
+    loop = Loop("l", Sequence("s", [step(name="a")(third)]), until=lambda i: False, max_rounds=4)
+    result, log = run(Pipeline("p", [loop], fields=fields))
+    assert result.status == "failed"
+    new: Any = ok("b", late=Append(1))
+    if silent:
+        new = Conditional("c", when=lambda item: len(item["n"]) == 4, then=new)
+    again = Loop(
+        "l", Sequence("s", [ok("a", n=Append(1)), new]), until=lambda i: False, max_rounds=4
+    )
+    result = rerun(Pipeline("p", [again], fields=fields), log)
+    assert (result.status, result.error) == ("completed", None)
+    assert log.fields() == {"n": [1, 1, 1, 1], "late": [1] if silent else [1, 1]}
+
+
 def test_a_new_branch_does_not_disturb_an_open_fan_out() -> None:
     log = recorded(branches(x=bad("x1")))
     assert resume(log, branches(x=ok("x1", v=1), z=ok("z1")))[0] == "completed"
