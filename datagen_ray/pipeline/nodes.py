@@ -256,9 +256,13 @@ def _named_children(children: Any, where: str, what: str) -> dict[str, Node]:
     if not isinstance(children, Mapping) or not children:
         raise PipelineError(f"{where}: give a mapping with at least one {what}")
     for name in children:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not _is_utf8(name):
             raise PipelineError(f"{where}: the {what} name {name!r} is not a text; rename it")
     return {name: as_node(child, where) for name, child in children.items()}
+
+
+def _is_utf8(text: str) -> bool:
+    return text.encode("utf-8", "replace").decode() == text
 
 
 def _check_reduce(function: Any, where: str) -> Callable[..., Any]:

@@ -184,8 +184,8 @@ def step(
     The callable takes the item, and ``ctx`` where it has a parameter of that name; it returns a
     dict of fields, or None. Plain functions run in threads. ``retry`` and ``timeout_s`` apply to
     one call; ``max_in_flight`` bounds the calls of this step that one worker makes at a time.
-    With ``batch_size`` the callable takes a list of items, waits at most ``max_wait_ms`` for it
-    to fill, and returns a list of the same length. ``fields`` declares the types of the fields
+    With ``batch_size`` the callable takes a list of items (and as ``ctx`` that of their
+    contexts), which is given ``max_wait_ms`` to fill, and returns a list of the same length. ``fields`` declares the types of the fields
     that it returns; ``version`` makes items recorded under another version a mismatch.
     """
 
@@ -239,6 +239,8 @@ def check_name(name: object, what: str) -> str:
         raise PipelineError(
             f"the {what} name {name!r} holds a NUL or an '@' (which marks versions); rename it"
         )
+    if name.encode("utf-8", "replace").decode() != name:
+        raise PipelineError(f"the {what} name {name!r} holds a lone surrogate; rename it")
     if name == INPUT_STEP:
         raise PipelineError(
             f"the {what} name {INPUT_STEP!r} is reserved for an item's inputs; rename it"

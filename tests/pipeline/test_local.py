@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from datagen_ray.crashpoints import ENVIRONMENT_VARIABLE
 from datagen_ray.errors import ConfigError, PipelineMismatchError, SourceError
 from datagen_ray.pipeline.local import run_local
 from datagen_ray.pipeline.pipeline import Pipeline
@@ -63,8 +64,12 @@ def test_a_run_ends_and_a_second_one_skips(tmp_path: Path) -> None:
     assert second.run_id != first.run_id
 
 
-@pytest.mark.slow
-def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+def killed_until_done(tmp_path: Path, kills: list[tuple[int, str | None]]) -> None:
+    """Kill a process at each of these calls or crash points, then let one run to the end.
+
+    After each the log must be possible, nothing durable may have run again, and in the end it must
+    be the log of a run that nobody disturbed.
+    """
     undisturbed = tmp_path / "undisturbed"
     run_program(undisturbed, Calls(tmp_path / "calls", 0))
     expected = state_of(log_uri(str(undisturbed), "local", "e"))
@@ -72,11 +77,13 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> Non
     root = tmp_path / "killed"
     uri = log_uri(str(root), "local", "e")
     pipeline = make_pipeline(calls)
-    kills = 0
-    for kill_at in (1, 4, 9, 15, 11, 13, 12, 0):
-        durable = all_events(uri) if kills else []
+    durable: list[Any] = []
+    for kill_at, crash_at in [*kills, (0, None)]:
         done = durable_completions(durable)
         ended = {event.item_id for event in durable if str(event.event_type) == "TERMINAL"}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        if crash_at is not None:
+            environment[ENVIRONMENT_VARIABLE] = crash_at
         code = subprocess.run(
             [
                 sys.executable,
@@ -87,22 +94,26 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> Non
                 str(kill_at),
             ],
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env=environment,
             timeout=240,
             check=False,
         ).returncode
-        again = [c for c in calls.take() if c in done or c[0] in ended]
-        assert not again
-        assert impossible(pipeline, all_events(uri)) is None
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        kills += 1
-    else:
-        code = -1
-    assert code == 0
-    assert kills >= 5
+        assert code == (-signal.SIGKILL if kill_at or crash_at else 0)
+        assert not [call for call in calls.take() if call in done or call[0] in ended]
+        durable = all_events(uri)
+        assert impossible(pipeline, durable) is None
     assert state_of(uri) == expected
+
+
+@pytest.mark.slow
+def test_killed_in_steps_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    killed_until_done(tmp_path, [(call, None) for call in (1, 4, 9, 15, 11)])
+
+
+@pytest.mark.slow
+def test_killed_while_writing_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    points = ("before_put:3", "after_put:6", "before_acknowledge:8", "after_acknowledge:10")
+    killed_until_done(tmp_path, [(0, point) for point in (*points, "before_flush:1")])
 
 
 def flaky(failing: list[bool]) -> Pipeline:

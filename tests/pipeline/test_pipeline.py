@@ -141,6 +141,8 @@ def bad_pipelines() -> list[tuple[str, Any]]:
         ("name ''", lambda: check.named("")),
         ("name '  '", lambda: Sequence("  ", [check])),
         ("name 5", lambda: Pipeline(5, [check])),  # type: ignore[arg-type]
+        ("lone surrogate", lambda: check.named("a\ud800")),
+        ("is not a text", lambda: Branch("b", {"\ud800": check})),
         ("'@'", lambda: check.named("a@b")),
         ("'s' is empty", lambda: Sequence("s", [])),
         ("'p' is empty", lambda: Pipeline("p", [])),
