@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from datagen_ray.cli import export, look, run, verify
+from datagen_ray.cli import export, look, maintain, run, verify
 from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ run.add_to(app)
 look.add_to(app)
 export.add_to(app)
 verify.add_to(app)
+maintain.add_to(app)
 
 # Typer brings a click of its own in some versions and uses the installed one in others; what it
 # exports is a subclass of the right base either way.

@@ -14,6 +14,7 @@ does not keep the others from running; only losing the lease ends the pass.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ from datagen_ray.store.compaction import (
     refresh_indexes,
 )
 from datagen_ray.store.creation import open_log
+from datagen_ray.store.lease import MaintenanceLease
 from datagen_ray.store.merge import MergedGeneration, ShardMerger
 from datagen_ray.store.shard import list_shards, read_latest_manifest
 from datagen_ray.store.storage import LogStorage
@@ -196,6 +198,43 @@ def finish_log(
     return maintain_once(
         uri, storage_options=storage_options, fsync=fsync, options=options, now=now
     )
+
+
+def maintain_until(
+    stop: threading.Event,
+    uri: str,
+    lease: MaintenanceLease,
+    *,
+    interval_s: float,
+    storage_options: Mapping[str, str] | None = None,
+    fsync: bool = True,
+    skip_slots: Collection[str] = (),
+    options: MaintenanceOptions | None = None,
+    on_report: Callable[[MaintenanceReport], None],
+) -> None:
+    """Take part in the election, and make passes while elected, until ``stop`` is set.
+
+    A lost lease makes it a candidate again. Raises what `maintain_once` raises otherwise.
+    """
+    while not stop.is_set():
+        if not lease.try_acquire():
+            stop.wait(lease.lease_s / 4)
+            continue
+        try:
+            with lease.kept():
+                while not stop.is_set():
+                    report = maintain_once(
+                        uri,
+                        storage_options=storage_options,
+                        fsync=fsync,
+                        skip_slots=skip_slots,
+                        options=options,
+                        check_still_leader=lease.check_still_leader,
+                    )
+                    on_report(report)
+                    stop.wait(interval_s)
+        except LeaseLostError:
+            continue
 
 
 @contextmanager
