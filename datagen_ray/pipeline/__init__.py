@@ -17,7 +17,8 @@ What runs it::
     replay     what the log has of a root, and the cursor along it
     emitter    rows on their way into the log
     walk       one stream: replay, then live
-    fanout     births, sub-items, reduces
+    births     how items come into the log
+    fanout     sub-items, side by side, and their reduce
     executor   roots
     local      a whole run in one process; the one module here that knows the store
 """

@@ -21,12 +21,12 @@ from datagen_ray.errors import ConfigError, DamagedLogError, InputError, Interna
 from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenItemStatus
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenFieldUpdate
+from datagen_ray.pipeline.births import birth_events
 from datagen_ray.pipeline.calls import UserCode
 from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.environment import Environment
 from datagen_ray.pipeline.failures import Redact, redact_secrets, storable
-from datagen_ray.pipeline.fanout import birth_events
 from datagen_ray.pipeline.fields import input_updates, merged
 from datagen_ray.pipeline.item import Reader
 from datagen_ray.pipeline.pipeline import Pipeline

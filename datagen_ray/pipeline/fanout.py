@@ -7,22 +7,20 @@ twice. They carry the full position of the execution that made them; that is wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from datagen_ray.errors import (
-    CodecError,
     InputError,
     InternalError,
     PipelineError,
-    ValueTooLargeError,
 )
 from datagen_ray.log.events import DatagenEvent, DatagenItemStatus, DatagenStreamPosition
 from datagen_ray.log.fold import FoldedDatagenItem
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.stream import DatagenStreamWriter
-from datagen_ray.log.values import DatagenFieldUpdate
+from datagen_ray.pipeline.births import Planned, birth_events, check_births, plan_births
 from datagen_ray.pipeline.codecs import value_bytes
 from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.failures import FailureDetails
@@ -31,7 +29,6 @@ from datagen_ray.pipeline.item import Item, SubItem
 from datagen_ray.pipeline.nodes import Branch, FanOut, MapReduce, SubPipeline
 from datagen_ray.pipeline.replay import (
     BRANCH_TAG,
-    INPUT_POSITION,
     RecordedStream,
     Row,
     RowKind,
@@ -43,11 +40,6 @@ from datagen_ray.pipeline.steps import Node
 
 if TYPE_CHECKING:
     from datagen_ray.pipeline.walk import StreamWalk
-
-MAX_SUB_ITEMS = 10_000
-MAX_BIRTH_BYTES = 128 * 1024 * 1024
-MAX_BIRTH_ROWS = 60_000
-"""The births of one execution are one batch, and a batch is never split."""
 
 
 @dataclass
@@ -118,7 +110,7 @@ async def _give_birth(
     walk: StreamWalk, node: FanOut, position: DatagenStreamPosition
 ) -> list[_Child]:
     try:
-        plan = await _plan(walk, node, position)
+        plan = await plan_births(walk, node, position)
         events, children = await _born(walk, node, position, plan)
         if events:
             await walk.emitter.commit(events, checkpoint=True)
@@ -127,44 +119,11 @@ async def _give_birth(
     return children
 
 
-async def _plan(
-    walk: StreamWalk, node: FanOut, position: DatagenStreamPosition
-) -> list[tuple[str | None, Node, Mapping[str, Any]]]:
-    """Branch name, body and inputs of each sub-item."""
-    if isinstance(node, Branch):
-        return [(name, body, {}) for name, body in node.branches.items()]
-    if isinstance(node, SubPipeline):
-        return [(None, node.body, {})]
-    if not isinstance(node, MapReduce):
-        raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
-    walk.emitter.check()
-    item = await walk.item()
-    ctx = walk.contexts(position)(0)
-    inputs = await walk.env.code.call_heavy(node.split, (item,), ctx, as_list=True)
-    if not isinstance(inputs, list):
-        raise CodecError(
-            f"the split of {node.name!r} returned a {type(inputs).__name__}; return a list with "
-            "one dict of inputs a sub-item"
-        )
-    if len(inputs) > MAX_SUB_ITEMS:
-        raise ValueTooLargeError(
-            f"the split of {node.name!r} returned {len(inputs)} sub-items, more than "
-            f"{MAX_SUB_ITEMS}; split in two levels"
-        )
-    for index, given in enumerate(inputs):
-        if not isinstance(given, Mapping):
-            raise CodecError(
-                f"the split of {node.name!r} returned a {type(given).__name__} for sub-item "
-                f"{index}; return a dict of inputs for each"
-            )
-    return [(None, node.each, given) for given in inputs]
-
-
 async def _born(
     walk: StreamWalk,
     node: FanOut,
     position: DatagenStreamPosition,
-    plan: list[tuple[str | None, Node, Mapping[str, Any]]],
+    plan: list[Planned],
 ) -> tuple[list[DatagenEvent], list[_Child]]:
     env = walk.env
     first = walk.next_sub_item.get(node.name, 0)
@@ -176,12 +135,7 @@ async def _born(
     for index, (branch, body, inputs) in enumerate(plan, start=first):
         updates = await input_updates(env.reader, inputs)
         size += sum(map(value_bytes, updates))
-        if size > MAX_BIRTH_BYTES or len(events) > MAX_BIRTH_ROWS:
-            raise ValueTooLargeError(
-                f"the sub-items of {node.name!r} take more than {MAX_BIRTH_BYTES} bytes or "
-                f"{MAX_BIRTH_ROWS} rows, too many to be born at once; split in two levels, and "
-                "leave in the item what the sub-items can read from it"
-            )
+        check_births(node, size, len(events))
         writer = DatagenStreamWriter.open(
             str(own_id.child(node.name, index)),
             run_id=env.run_id,
@@ -203,18 +157,6 @@ async def _born(
     if children:
         walk.next_sub_item[node.name] = first + len(children)
     return events, children
-
-
-def birth_events(
-    writer: DatagenStreamWriter,
-    updates: list[DatagenFieldUpdate],
-    position: DatagenStreamPosition | None = None,
-) -> list[DatagenEvent]:
-    """ITEM_CREATED, the inputs and their STEP_COMPLETED, for one append."""
-    created = writer.item_created()
-    if position is not None:
-        created = replace(created, **position.to_dict())
-    return [created, *writer.step_completed(INPUT_POSITION, updates)]
 
 
 # -- resume ---------------------------------------------------------------------------------

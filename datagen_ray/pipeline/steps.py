@@ -185,8 +185,9 @@ def step(
     dict of fields, or None. Plain functions run in threads. ``retry`` and ``timeout_s`` apply to
     one call; ``max_in_flight`` bounds the calls of this step that one worker makes at a time.
     With ``batch_size`` the callable takes a list of items (and as ``ctx`` that of their
-    contexts), which is given ``max_wait_ms`` to fill, and returns a list of the same length. ``fields`` declares the types of the fields
-    that it returns; ``version`` makes items recorded under another version a mismatch.
+    contexts), which is given ``max_wait_ms`` to fill, and returns a list of the same length.
+    ``fields`` declares the types of the fields that it returns; ``version`` makes items recorded
+    under another version a mismatch.
     """
 
     def decorate(target: Callable[..., Any]) -> Decorated:

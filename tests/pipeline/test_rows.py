@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import datagen_ray.pipeline.fanout as fanout
+import datagen_ray.pipeline.births as births_module
 from datagen_ray.log.events import DatagenEventType
 from datagen_ray.pipeline.nodes import (
     Branch,
@@ -256,7 +256,7 @@ def test_a_dropped_branch_is_null() -> None:
 
 
 def test_too_many_sub_items_are_a_clear_failure(monkeypatch: Any) -> None:
-    monkeypatch.setattr(fanout, "MAX_SUB_ITEMS", 3)
+    monkeypatch.setattr(births_module, "MAX_SUB_ITEMS", 3)
     fan = MapReduce("m", split=lambda item: [{}] * 4, each=setter("e"), reduce=lambda r: None)
     result, log = run(Pipeline("p", [fan]))
     assert result.status == "failed"
@@ -265,7 +265,7 @@ def test_too_many_sub_items_are_a_clear_failure(monkeypatch: Any) -> None:
 
 
 def test_too_large_births_are_a_clear_failure(monkeypatch: Any) -> None:
-    monkeypatch.setattr(fanout, "MAX_BIRTH_BYTES", 1000)
+    monkeypatch.setattr(births_module, "MAX_BIRTH_BYTES", 1000)
     fan = MapReduce(
         "m", split=lambda item: [{"t": "x" * 300}] * 4, each=setter("e"), reduce=lambda r: None
     )
