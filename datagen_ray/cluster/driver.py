@@ -331,11 +331,12 @@ class Driver:
         while True:
             if life.unclean:
                 await self._top_up(slot, handle, life.acknowledged, look_ahead)
+            if life.unclean and await self._take_over_waiting_roots(slot):
+                continue
             if not self._roots.hand(slot):
                 if not life.unclean:
                     raise WorkerLostError("it drained and has nothing left", gone=False)
-                if not await self._take_over_waiting_roots(slot):
-                    await self._changed.wait()
+                await self._changed.wait()
                 continue
             collected = await handle.collect(life.acknowledged)
             life.acknowledged = collected.last
@@ -386,8 +387,11 @@ class Driver:
             return read
 
     async def _take_over_waiting_roots(self, slot: str) -> bool:
-        """Let an idle slot have what waits at the busiest one; whether there was something."""
-        if not self._roots.exhausted or self._roots.waiting:
+        """Let a slot with free places have what waits at the busiest one; whether it gave any."""
+        free = self._config.concurrency - len(self._roots.hand(slot))
+        if free < 1 or not self._roots.exhausted or self._roots.waiting:
+            return False
+        if slot == self._alone_slot:
             return False
         waiting = {
             other: len(self._roots.hand(other)) - self._config.concurrency
@@ -398,7 +402,8 @@ class Driver:
         if busiest is None or waiting[busiest] < 1:
             return False
         try:
-            given = await self._handles[busiest].withdraw(math.ceil(waiting[busiest] / 2))
+            most = min(free, math.ceil(waiting[busiest] / 2))
+            given = await self._handles[busiest].withdraw(most)
         except WorkerLostError:
             return False  # the task that serves it finds out for itself
         self._roots.give_back(busiest, given)
