@@ -43,7 +43,5 @@ def hidden_rows(dataset: Any) -> pa.Table:
     pieces = (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
     # a deleted row has no row id any more
     hidden = [piece.filter(piece.column("_rowid").is_null()) for piece in pieces]
-    names = DATAGEN_SCHEMA.names
-    return pa.concat_tables(
-        [DATAGEN_SCHEMA.empty_table(), *(piece.select(names) for piece in hidden)]
-    )
+    rows = [piece.select(DATAGEN_SCHEMA.names) for piece in hidden]
+    return pa.concat_tables([DATAGEN_SCHEMA.empty_table(), *rows], promote_options="permissive")
