@@ -1,0 +1,254 @@
+"""A worker on a real log, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from datagen_ray.cluster.messages import (
+    Assignment,
+    Collected,
+    Mode,
+    Outcome,
+    OutcomeStatus,
+    WorkerConfig,
+    WorkerState,
+)
+from datagen_ray.cluster.worker import NotStartedError, Worker
+from datagen_ray.errors import RunSupersededError
+from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.steps import step
+from datagen_ray.store.runs import RunTerm, begin_run
+from datagen_ray.store.store import DatagenStore
+
+T = TypeVar("T")
+
+
+class Work:
+    """A log, and workers of it whose one step waits until it is let go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log_uri = str(folder / "log.lance")
+        self.ran: list[str] = []
+        self.gate = asyncio.Event()
+        DatagenStore.open(self.log_uri).close()
+        self.term = self.next_term("run-1")
+
+        @step
+        async def held(item: Any, ctx: Any) -> dict[str, Any]:
+            self.ran.append(ctx.item_id)
+            await self.gate.wait()
+            return {"b": item["n"] * 2}
+
+        self._pipeline = Pipeline("work", [held])
+
+    def next_term(self, run_id: str) -> RunTerm:
+        return begin_run(self.log_uri, run_id, pipeline_tree={}, fingerprint="f", origin="test")
+
+    def worker(self, incarnation: str = "first", concurrency: int = 2) -> Worker:
+        config = WorkerConfig(
+            log_uri=self.log_uri,
+            slot="worker-0",
+            term=self.term,
+            pipeline=b"",
+            concurrency=concurrency,
+            fsync=False,
+        )
+        return Worker(config, load_pipeline=lambda _: self._pipeline, incarnation=incarnation)
+
+
+def fresh(*root_ids: str) -> list[Assignment]:
+    return [Assignment(each, Mode.FRESH, {"n": 1}) for each in root_ids]
+
+
+async def collected(worker: Worker, count: int) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    last = 0
+    while len(outcomes) < count:
+        found: Collected = await worker.collect(last)
+        outcomes += found.outcomes
+        last = found.last
+    return outcomes
+
+
+def to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(coroutine, 30))
+
+
+def test_a_worker_that_has_not_claimed_its_shard_takes_nothing(tmp_path: Path) -> None:
+    async def scene() -> None:
+        worker = Work(tmp_path).worker()
+        with pytest.raises(NotStartedError):
+            await worker.offer(fresh("a"), 0)
+        with pytest.raises(NotStartedError):
+            await worker.collect(0)
+
+    to_end(scene())
+
+
+def test_starting_twice_claims_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        worker = Work(tmp_path).worker()
+        reports = await asyncio.gather(worker.start(), worker.start())
+        assert reports[0] == reports[1]
+        assert reports[0].writer_epoch == "worker-0:1"
+        await worker.drain(1)
+
+    to_end(scene())
+
+
+def test_a_root_that_is_offered_twice_runs_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker()
+        await worker.start()
+        await worker.offer(fresh("a", "b", "c"), 0)
+        await worker.offer(fresh("a", "c"), 0)
+        work.gate.set()
+        outcomes = await collected(worker, 3)
+        assert sorted(each.root_id for each in outcomes) == ["a", "b", "c"]
+        assert sorted(work.ran) == ["a", "b", "c"]
+        # Until its outcome was acknowledged a root is in hand, however late the offer comes.
+        await worker.offer([Assignment("a", Mode.RESUME, {"n": 1})], 0)
+        await worker.drain(1)
+        assert sorted(work.ran) == ["a", "b", "c"]
+
+    to_end(scene())
+
+
+def test_outcomes_come_again_until_they_are_acknowledged(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        work.gate.set()
+        worker = work.worker()
+        await worker.start()
+        await worker.offer(fresh("a"), 0)
+        first = await worker.collect(0)
+        again = await worker.collect(0)
+        assert again.outcomes == first.outcomes
+        assert again.last == first.last == 1
+        assert (await worker.collect(1)).outcomes == ()
+        await worker.offer([Assignment("a", Mode.RESUME, {"n": 1})], 1)
+        repeated = await worker.collect(1)
+        assert repeated.last == 2
+        assert repeated.outcomes[0].status is OutcomeStatus.COMPLETED
+        assert repeated.outcomes[0].steps_executed == 0, "it had ended, so nothing ran"
+        await worker.drain(1)
+
+    to_end(scene())
+
+
+def test_what_has_not_begun_can_be_withdrawn(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker(concurrency=1)
+        await worker.start()
+        await worker.offer(fresh("a", "b", "c"), 0)
+        assert await worker.withdraw(1) == ("c",)
+        assert await worker.withdraw(9) == ("b",)
+        work.gate.set()
+        assert [each.root_id for each in await collected(worker, 1)] == ["a"]
+        await worker.drain(1)
+        assert work.ran == ["a"]
+
+    to_end(scene())
+
+
+def test_a_worker_whose_shard_was_claimed_says_so_and_acknowledges_nothing(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        zombie = work.worker("zombie")
+        await zombie.start()
+        await zombie.offer(fresh("a"), 0)
+        while not work.ran:
+            await asyncio.sleep(0)
+        successor = work.worker("successor")
+        report = await successor.start()
+        assert report.writer_epoch == "worker-0:2"
+        work.gate.set()
+        found = await zombie.collect(0)
+        while found.state is WorkerState.READY:
+            found = await zombie.collect(0)
+        assert found.state is WorkerState.FENCED
+        assert found.outcomes == ()
+        await zombie.drain(1)
+        await successor.offer([Assignment("a", Mode.RESUME, {"n": 1})], 0)
+        (outcome,) = await collected(successor, 1)
+        assert outcome.status is OutcomeStatus.COMPLETED
+        await successor.drain(1)
+        with DatagenStore.open(work.log_uri, read_only=True) as store:
+            assert not store.overview().violations
+            assert store.overview().completed == 1
+
+    to_end(scene())
+
+
+def test_a_worker_of_a_superseded_run_ends_after_its_claim(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker()
+        work.next_term("run-2")
+        with pytest.raises(RunSupersededError, match="run-2"):
+            await worker.start()
+        with pytest.raises(NotStartedError):
+            await worker.offer(fresh("a"), 0)
+
+    to_end(scene())
+
+
+def test_draining_lets_running_roots_end_and_gives_up_those_that_do_not(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker()
+        await worker.start()
+        await worker.offer(fresh("a"), 0)
+        while not work.ran:
+            await asyncio.sleep(0)
+        draining = asyncio.ensure_future(worker.drain(30))
+        await asyncio.sleep(0)
+        await worker.offer(fresh("b"), 0)
+        work.gate.set()
+        await draining
+        found = await worker.collect(0)
+        assert found.state is WorkerState.DRAINING
+        assert [each.root_id for each in found.outcomes] == ["a"]
+        assert work.ran == ["a"]
+
+        work.gate.clear()
+        late = work.worker("late")
+        await late.start()
+        await late.offer(fresh("c"), 0)
+        while "c" not in work.ran:
+            await asyncio.sleep(0)
+        await late.drain(0)
+        assert (await late.collect(0)).outcomes == ()
+        with DatagenStore.open(work.log_uri, read_only=True) as store:
+            assert store.item_failures("c") == [], "a drain is nobody's failure"
+            folded = store.fold_item("c").folded()
+            assert folded is not None
+            assert not folded.is_terminated
+
+    to_end(scene())
+
+
+def test_a_buried_root_has_its_failure_in_the_log(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker()
+        await worker.start()
+        await worker.offer([Assignment("a", Mode.BURY, {"n": 1})], 0)
+        (outcome,) = await collected(worker, 1)
+        assert outcome.status is OutcomeStatus.FAILED
+        assert not outcome.can_retry
+        await worker.drain(1)
+        assert work.ran == []
+        with DatagenStore.open(work.log_uri, read_only=True) as store:
+            assert [each.error.error_type for each in store.item_failures("a")] == ["WorkerDied"]
+
+    to_end(scene())
