@@ -37,7 +37,7 @@ from datagen_ray.store.bulk import (
     overview,
     root_statuses,
 )
-from datagen_ray.store.lookup import DatagenItemLookup, NeverStarted, look_up
+from datagen_ray.store.lookup import DatagenItemLookup, Found, NeverStarted, look_up
 from datagen_ray.store.snapshot import (
     MAX_RESTARTS,
     LogReader,
@@ -82,10 +82,9 @@ class LogReads:
         whose ``folded()`` raises :class:`ItemViolationError`.
         """
         found = look_up(self.events_for_item(item_id))
-        folded = found.folded()
-        if folded is None or not load_blobs:
-            return found
-        return type(found)(self._with_blobs(folded))  # type: ignore[arg-type,call-arg]
+        if load_blobs and isinstance(found, Found):
+            return Found(self._with_blobs(found.item))
+        return found
 
     def state_at(self, item_id: str | DatagenItemId, item_seq: int) -> FoldedDatagenItem | None:
         """The state of an item as of one of its events; None before it was created."""
@@ -142,7 +141,8 @@ class LogReads:
         """The lifecycle status of every root, or of those named, in one pass.
 
         Sub-items and roots that never started are not in the result. A damaged root is listed
-        under ``violations``; it fails nothing else.
+        under ``violations``; it fails nothing else. Copies of an event are compared on the
+        columns that this reads; :meth:`fold_item` and :meth:`verify` compare all of them.
         """
         if root_ids is None:
             rows = self._table(STATUS_COLUMNS, pc.field("parent_item_id").is_null())
