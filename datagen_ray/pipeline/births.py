@@ -10,6 +10,7 @@ from datagen_ray.errors import CodecError, InternalError, ValueTooLargeError
 from datagen_ray.log.events import DatagenEvent, DatagenStreamPosition
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenFieldUpdate
+from datagen_ray.pipeline.codecs import MAX_BATCH_BYTES
 from datagen_ray.pipeline.nodes import Branch, FanOut, MapReduce, SubPipeline
 from datagen_ray.pipeline.replay import INPUT_POSITION
 from datagen_ray.pipeline.steps import Node
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from datagen_ray.pipeline.walk import StreamWalk
 
 MAX_SUB_ITEMS = 10_000
-MAX_BIRTH_BYTES = 128 * 1024 * 1024
+MAX_BIRTH_BYTES = MAX_BATCH_BYTES
 MAX_BIRTH_ROWS = 60_000
 """The births of one execution are one batch, and a batch is never split."""
 

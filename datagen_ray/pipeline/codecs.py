@@ -19,6 +19,9 @@ from datagen_ray.pipeline.results import Append
 MAX_VALUE_BYTES = 64 * 1024 * 1024
 """Largest single value. A put of 200 MB works, but a batch holds several values."""
 
+MAX_BATCH_BYTES = 128 * 1024 * 1024
+"""Most that one step may set. A batch that the log refused would leave a gap in ``item_seq``."""
+
 _NATIVE: dict[Any, ValueKind] = {
     int: "int",
     float: "float",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from datagen_ray.errors import CodecError
+from datagen_ray.errors import CodecError, ValueTooLargeError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType
 from datagen_ray.log.values import DatagenFieldUpdate
+from datagen_ray.pipeline import codecs
 from datagen_ray.pipeline.codecs import Stored
 from datagen_ray.pipeline.item import Cell, LazyBlob, Reader
 from datagen_ray.pipeline.results import Append
@@ -58,6 +59,12 @@ async def _updates(reader: Reader, pairs: Iterable[tuple[Any, Any]]) -> list[Dat
         elif isinstance(value, Append) and isinstance(value.value, LazyBlob):
             value = Append(await value.value.load())
         updates.append(reader.types.update(name, value))
+    size = sum(map(codecs.value_bytes, updates))
+    if size > codecs.MAX_BATCH_BYTES:
+        raise ValueTooLargeError(
+            f"the fields take {size} bytes together, more than {codecs.MAX_BATCH_BYTES}; set them "
+            "in several steps, or store them elsewhere and keep their addresses"
+        )
     return updates
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from datagen_ray.errors import PipelineError, StorageError, WriterFencedError
 from datagen_ray.log.events import DatagenEventType
+from datagen_ray.pipeline import codecs
 from datagen_ray.pipeline.failures import redact_secrets
 from datagen_ray.pipeline.nodes import Branch, Conditional, Loop, MapReduce, Router, Sequence
 from datagen_ray.pipeline.pipeline import Pipeline
@@ -324,6 +325,19 @@ def test_refused_fields_write_nothing() -> None:
         _, log = run(Pipeline("p", [step(name="a")(lambda item: {"x": 1}), again]))
         assert rows(log)[-1] == "FAILED again[1] (leaf in p)"
         assert log.fields() == {"x": 1}
+
+
+@pytest.mark.parametrize("limit", ["MAX_VALUE_BYTES", "MAX_BATCH_BYTES"])
+def test_too_large_values_are_refused_before_anything_is_written(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, limit, 100)
+    fields = {"x": "a" * 60, "y": b"b" * 60} if limit == "MAX_BATCH_BYTES" else {"x": "a" * 120}
+    result, log = run(Pipeline("p", [step(name="big")(lambda item: fields)]))
+    assert (result.error or "").startswith("ValueTooLargeError")
+    assert rows(log)[-1] == "FAILED big[0] (leaf in p)"
+    seqs = sorted(event.item_seq for event in log.events)
+    assert seqs == list(range(1, len(seqs) + 1))
 
 
 def test_record_failure_stands_at_the_open_frame() -> None:
