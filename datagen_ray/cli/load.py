@@ -63,7 +63,7 @@ def _line(error: BaseException, path: Path) -> str:
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f", line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
     return f", line {lines[-1]}" if lines else ""
 
 

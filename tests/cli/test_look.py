@@ -1,0 +1,114 @@
+"""Looking at a log, and exporting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from datagen_ray.cli.main import status_of
+from datagen_ray.pipeline.local import run_local
+from tests.cli.pipelines import pipeline
+
+ROWS = [{"key": f"k/{n}", "n": n} for n in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def log_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three completed roots, one filtered, one that failed three times."""
+    root = tmp_path_factory.mktemp("root")
+    return run_local(pipeline, ROWS, key="key", root=root, experiment="e", fsync=False).log_uri
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    assert status_of(arguments) == status
+    return capsys.readouterr().out
+
+
+def test_status_counts_roots_steps_and_failures(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(said(capsys, "status", log_uri, "--json"))
+    assert (found["items"], found["completed"], found["filtered"], found["running"]) == (5, 3, 1, 1)
+    assert found["completed_steps"]["check"] == 3
+    assert found["failures_by_error_type"] == {"ValueError": 3}
+    text = said(capsys, "status", log_uri)
+    assert "3 completed, 1 filtered, 1 running" in text
+
+
+def test_show_tells_all_of_an_item(log_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "show", log_uri, "k%2F1")
+    assert text.startswith("k%2F1  completed")
+    assert '  text (set, json) = "é 1"' in text
+    assert '  log (append, json) = ["looked"]' in text
+    assert "  raw (set, blob) = <2 bytes>" in text
+    assert "check[1] leaf in main" in text
+    assert "  k%2F1/each:1  completed" in text
+    assert "fail" not in text
+
+
+def test_show_takes_a_source_key_too(log_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "show", log_uri, "k/1").startswith("k%2F1  completed")
+
+
+def test_show_tells_of_open_frames_and_failures(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, "show", log_uri, "k%2F4")
+    assert "open  main[0] sequence" in text
+    assert text.count("ValueError: four is wrong") == 3
+    found = json.loads(said(capsys, "show", log_uri, "k%2F4", "--json"))
+    assert [frame["step_name"] for frame in found["open_frames"]] == ["main"]
+    assert [failure["attempt"] for failure in found["failures"]] == [0, 1, 2]
+    assert found["item"]["status"] == "running"
+
+
+def test_show_of_a_sub_item_is_about_that_one(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(said(capsys, "show", log_uri, "k%2F2/each:1", "--json"))
+    assert found["item"]["fields"]["y"]["value"] == {"kind": "json", "value": 4}
+    assert found["sub_items"] == []
+
+
+def test_failures_lists_them_all(log_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.loads(line) for line in said(capsys, "failures", log_uri, "--json").splitlines()]
+    assert [line["item_id"] for line in lines] == ["k%2F4"] * 3
+    assert "check[1] leaf in main" in said(capsys, "failures", log_uri)
+
+
+def test_export_writes_completed_roots(
+    log_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "export", log_uri, "--to", str(tmp_path / "rows.jsonl"))
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["item_id"] for row in rows] == ["k%2F1", "k%2F2", "k%2F5"]
+    assert rows[0]["text"] == "é 1"
+    assert rows[0]["raw"] == {"$bytes": "AAE="}
+    assert rows[0]["log"] == ["looked"]
+
+    said(capsys, "export", log_uri, "--to", str(tmp_path / "rows.parquet"))
+    table = pq.read_table(tmp_path / "rows.parquet")
+    kinds = {field.name: str(field.type) for field in table.schema}
+    assert (kinds["text"], kinds["half"], kinds["sum"]) == ("string", "double", "int64")
+    assert (kinds["raw"], kinds["log"], kinds["mixed"]) == ("binary", "string", "string")
+    assert table.column("mixed").to_pylist() == ["1", "2", "5"]
+    assert table.column("raw").to_pylist() == [b"\x00\x01"] * 3
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["rows.jsonl", "rows.parquet"]
+
+
+def test_a_failed_export_leaves_the_file_that_was_there(
+    log_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "rows.jsonl"
+    target.write_text("before")
+
+    def full(file: object, rows: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("datagen_ray.cli.export._write_jsonl", full)
+    assert status_of(["export", log_uri, "--to", str(target)]) == 2
+    assert target.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [target]
