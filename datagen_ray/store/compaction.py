@@ -83,13 +83,18 @@ def compact(
     for name in _index_names(_open(storage)).values():
         _committed(storage, _joining(name), before_commit, f"joining the parts of {name}")
     removed = added = 0
+    most_bytes: int | None = _BYTES_A_COMMIT
     while True:
-        metrics = _committed(storage, _compact_some, before_commit, "compacting")
+        metrics = _committed(storage, _compacting(most_bytes), before_commit, "compacting")
         crash_point("after_compaction")
         removed += metrics.fragments_removed
         added += metrics.fragments_added
-        if metrics.fragments_removed == 0 or metrics.fragments_removed <= metrics.fragments_added:
+        if metrics.fragments_removed > metrics.fragments_added:
+            continue
+        if most_bytes is None:
             return CompactionReport(removed, added)
+        # Lance passes over whatever makes one full fragment of more bytes than that
+        most_bytes = None
 
 
 def refresh_indexes(
@@ -173,13 +178,16 @@ def _committed(
     return done
 
 
-def _compact_some(dataset: Any) -> Any:
-    crash_point("before_compaction")
-    return dataset.optimize.compact_files(
-        target_rows_per_fragment=ROWS_PER_FRAGMENT,
-        max_source_bytes=_BYTES_A_COMMIT,
-        batch_size=_BATCH_ROWS,
-    )
+def _compacting(most_bytes: int | None) -> Callable[[Any], Any]:
+    def compact_some(dataset: Any) -> Any:
+        crash_point("before_compaction")
+        return dataset.optimize.compact_files(
+            target_rows_per_fragment=ROWS_PER_FRAGMENT,
+            max_source_bytes=most_bytes,
+            batch_size=_BATCH_ROWS,
+        )
+
+    return compact_some
 
 
 def _creating(column: str) -> Callable[[Any], Any]:
