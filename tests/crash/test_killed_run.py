@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from datagen_ray.cli.main import status_of
 from datagen_ray.log.events import DatagenEventType
+from datagen_ray.pipeline.local import run_local
 from datagen_ray.store.store import DatagenStore
 from tests.crash import counting_job
 from tests.crash.processes import Session, wait_until
@@ -46,13 +48,13 @@ class Job:
         self.log_uri = str(
             self.folder / "root" / "datagen_checkpoints" / "counting" / "crash" / "log.lance"
         )
-        source = self.folder / "rows.jsonl"
-        source.write_text(
+        self.source = self.folder / "rows.jsonl"
+        self.source.write_text(
             "".join(json.dumps({"id": f"k{n}/é", "n": n}) + "\n" for n in range(ROOTS))
         )
         self._command = [
             sys.executable, "-m", "datagen_ray", "run", f"{counting_job.__file__}:pipeline",
-            "--source", str(source), "--key", "id", "--root", str(self.folder / "root"),
+            "--source", str(self.source), "--key", "id", "--root", str(self.folder / "root"),
             "--experiment", "crash", "--workers", "2", "--concurrency", "4", "--json",
         ]  # fmt: skip
         self._env = {
@@ -76,9 +78,7 @@ class Job:
 
     def export(self) -> list[str]:
         path = self.folder / "rows.out.jsonl"
-        command = [sys.executable, "-m", "datagen_ray", "export", self.log_uri, "--to", str(path)]
-        session = Session(command, self._env, self.folder / "export.output")
-        assert session.process.wait() == 0, session.output()
+        assert status_of(["export", self.log_uri, "--to", str(path)]) == 0
         return path.read_text().splitlines()
 
 
@@ -138,18 +138,22 @@ def _kill(session: Session, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_run_that_is_killed_again_and_again_ends_with_the_rows_of_an_undisturbed_one(
-    tmp_path: Path, ray_folder: str
+    tmp_path: Path, ray_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = int(os.environ.get("DATAGEN_RAY_TEST_SEED", random.SystemRandom().randrange(10**6)))
     sys.stdout.write(f"seed {seed}: set DATAGEN_RAY_TEST_SEED={seed} to repeat the kills\n")
     rng = random.Random(seed)
 
     calm = Job(tmp_path, "calm", ray_folder, step_s=0)
-    session = calm.start()
-    try:
-        assert session.process.wait(120) == 0, session.output()
-    finally:
-        session.kill_all()
+    monkeypatch.setenv(counting_job.COUNT_VARIABLE, str(calm.counts))
+    run_local(
+        counting_job.pipeline,
+        calm.source,
+        key="id",
+        root=calm.folder / "root",
+        experiment="crash",
+        fsync=False,
+    )
     expected = calm.export()
     assert 0 < len(expected) < ROOTS, "some roots are to be filtered"
     lines = len(calm.executions())
