@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,15 @@ class Calls:
         self.path = path
         self.kill_at = kill_at
         self.count = 0
+        self.lock = threading.Lock()
 
     def note(self, ctx: Any) -> None:
-        self.count += 1
-        with self.path.open("a") as file:
-            file.write(f"{ctx.item_id}\t{ctx.position}\n")
-        if self.count == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self.lock:
+            self.count += 1
+            with self.path.open("a") as file:
+                file.write(f"{ctx.item_id}\t{ctx.position}\n")
+            if self.count == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def take(self) -> list[tuple[str, str]]:
         """What was noted since the last time."""
