@@ -127,7 +127,7 @@ def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
             values[BLOB_COLUMN][row] = raw.bytes
             values["payload_size"][row] = raw.size
             values["payload_checksum"][row] = raw.checksum
-        else:
+        elif value.kind in _RAW_COLUMN:  # else a word of another version, which has no column
             values[_RAW_COLUMN[value.kind]][row] = raw
     columns.update(values)
     columns["event_ts"] = [timestamp_micros(event.event_ts) for event in events]
