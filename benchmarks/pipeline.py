@@ -1,0 +1,137 @@
+"""Items a second through a pipeline, with the log and without; and how near slow steps get to ideal.
+
+The first question is what the log costs: three steps an item that do nothing, run by the same
+executor, once on a log with fsync and once on a sink that acknowledges at once. The second is what
+the whole adds to work that takes time: async steps of 100 ms, 256 items in flight, beside the time
+that the sleeps alone would take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Report, arguments, median_of
+from datagen_ray import DatagenEvent, DatagenStore, Pipeline, step
+from datagen_ray.pipeline.executor import Executor, RootTask
+from datagen_ray.pipeline.sink import EventSink
+
+ITEMS = 3_000
+IN_FLIGHT = 256
+STEP_S = 0.1
+SLOW_WAVES = 8
+
+
+class NoLog:
+    """A sink that acknowledges at once and keeps nothing."""
+
+    writer_epoch = "none:1"
+
+    def append_async(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+
+class NoBlobs:
+    async def load(self, event_id: str) -> bytes:
+        raise KeyError(event_id)
+
+
+def quick_steps() -> Pipeline:
+    async def nothing(item: Any) -> None: ...
+
+    return Pipeline("bench", [step(name=name)(nothing) for name in ("one", "two", "three")])
+
+
+def slow_steps() -> Pipeline:
+    async def slow(item: Any) -> dict[str, Any]:
+        await asyncio.sleep(STEP_S)
+        return {"answer": "x" * 200}
+
+    return Pipeline("bench", [step(name=name)(slow) for name in ("one", "two", "three")])
+
+
+async def run_items(pipeline: Pipeline, sink: EventSink, count: int) -> float:
+    """Items a second."""
+    executor = Executor(
+        pipeline, sink, run_id="bench", blobs=NoBlobs(), max_in_flight_roots=IN_FLIGHT
+    )
+    await executor.start()
+    numbers = iter(range(count))
+
+    async def runner() -> None:
+        for number in numbers:
+            result = await executor.run(RootTask(str(number), {"question": "why?"}))
+            assert result.status == "completed", result.error
+
+    start = time.perf_counter()
+    await asyncio.gather(*(runner() for _ in range(IN_FLIGHT)))
+    took = time.perf_counter() - start
+    await executor.close()
+    return count / took
+
+
+def with_log(folder: Path, pipeline: Pipeline, count: int) -> float:
+    with DatagenStore.open(str(folder / "log.lance")) as store:
+        store.writer_epoch  # noqa: B018 - claims the shard before the clock starts
+        return asyncio.run(run_items(pipeline, store, count))
+
+
+def without_log(pipeline: Pipeline, count: int) -> float:
+    return asyncio.run(run_items(pipeline, NoLog(), count))
+
+
+def bare_sleeps(count: int) -> float:
+    """The limit that this machine allows: the sleeps alone, in the same event loop."""
+
+    async def runner(numbers: Any) -> None:
+        for _ in numbers:
+            for _ in range(3):
+                await asyncio.sleep(STEP_S)
+
+    async def all_runners() -> None:
+        numbers = iter(range(count))
+        await asyncio.gather(*(runner(numbers) for _ in range(IN_FLIGHT)))
+
+    start = time.perf_counter()
+    asyncio.run(all_runners())
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", runs=3)
+    report = Report("pipeline: items/s in one process, three steps an item, 256 in flight")
+    slow_count = IN_FLIGHT * SLOW_WAVES
+    ideal = IN_FLIGHT / (3 * STEP_S)
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+
+        def folder(name: str, run: int) -> Path:
+            made = Path(scratch) / f"{name}-{run}"
+            made.mkdir()
+            return made
+
+        runs = options.runs
+        warm_up(folder("warm", 0))
+        quick = median_of(runs, lambda run: with_log(folder("quick", run), quick_steps(), ITEMS))
+        bare = median_of(runs, lambda run: without_log(quick_steps(), ITEMS))
+        slow = median_of(runs, lambda run: with_log(folder("slow", run), slow_steps(), slow_count))
+        sleeps = median_of(runs, lambda run: bare_sleeps(slow_count))
+    report.add("no-op steps, log with fsync", quick, "items/s")
+    report.add("  without the log", bare, "items/s", against="with the log", ratio=quick / bare)
+    report.add("100 ms steps, log with fsync", slow, "items/s")
+    report.add("  ideal", ideal, "items/s", against="with the log", ratio=slow / ideal)
+    report.add("  bare sleeps", sleeps, "items/s", against="with the log", ratio=slow / sleeps)
+    report.show(options.json)
+
+
+def warm_up(folder: Path) -> None:
+    with_log(folder, quick_steps(), 200)
+
+
+if __name__ == "__main__":
+    main()
