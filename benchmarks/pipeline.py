@@ -1,4 +1,4 @@
-"""Items a second through a pipeline, with the log and without; and how near slow steps get to ideal.
+"""Items a second through a pipeline, with the log and without, and slow steps beside their ideal.
 
 The first question is what the log costs: three steps an item that do nothing, run by the same
 executor, once on a log with fsync and once on a sink that acknowledges at once. The second is what
@@ -31,7 +31,7 @@ class NoLog:
 
     writer_epoch = "none:1"
 
-    def append_async(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+    def append_async(self, _: Sequence[DatagenEvent]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_result(None)
         return future
@@ -43,13 +43,13 @@ class NoBlobs:
 
 
 def quick_steps() -> Pipeline:
-    async def nothing(item: Any) -> None: ...
+    async def nothing(_: Any) -> None: ...
 
     return Pipeline("bench", [step(name=name)(nothing) for name in ("one", "two", "three")])
 
 
 def slow_steps() -> Pipeline:
-    async def slow(item: Any) -> dict[str, Any]:
+    async def slow(_: Any) -> dict[str, Any]:
         await asyncio.sleep(STEP_S)
         return {"answer": "x" * 200}
 
@@ -118,9 +118,9 @@ def main() -> None:
         runs = options.runs
         warm_up(folder("warm", 0))
         quick = median_of(runs, lambda run: with_log(folder("quick", run), quick_steps(), ITEMS))
-        bare = median_of(runs, lambda run: without_log(quick_steps(), ITEMS))
+        bare = median_of(runs, lambda _: without_log(quick_steps(), ITEMS))
         slow = median_of(runs, lambda run: with_log(folder("slow", run), slow_steps(), slow_count))
-        sleeps = median_of(runs, lambda run: bare_sleeps(slow_count))
+        sleeps = median_of(runs, lambda _: bare_sleeps(slow_count))
     report.add("no-op steps, log with fsync", quick, "items/s")
     report.add("  without the log", bare, "items/s", against="with the log", ratio=quick / bare)
     report.add("100 ms steps, log with fsync", slow, "items/s")

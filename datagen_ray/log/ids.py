@@ -24,6 +24,9 @@ _BRANCH_INDEX = re.compile(r"[+-]?[0-9]+\Z", re.ASCII)
 _CANONICAL_INDEX = re.compile(r"(?:0|-?[1-9][0-9]*)\Z", re.ASCII)
 _ESCAPES = {"%": "%25", "/": "%2F", ":": "%3A"}
 _UNSAFE = re.compile(r"[%/:]")
+_NAMESPACE = NAMESPACE_OID.bytes
+_VARIANT = {f"{digit:x}": f"{digit & 0x3 | 0x8:x}" for digit in range(16)}
+"""The hex digit of a UUID that holds its variant, by what the hash has there."""
 
 
 def _escape(text: str) -> str:
@@ -199,9 +202,6 @@ def datagen_event_id(item_id: str, checkpoint_id: str, ordinal: int) -> str:
             f"event id of item {item_id!r}: a lone surrogate cannot be stored", code="not_utf8"
         ) from error
     # uuid.uuid5 spelled out: this runs once an event and uuid.UUID costs more than the hash.
-    full = hashlib.sha1(NAMESPACE_OID.bytes + name, usedforsecurity=False).digest()
-    digest = bytearray(full[:16])
-    digest[6] = (digest[6] & 0x0F) | 0x50
-    digest[8] = (digest[8] & 0x3F) | 0x80
-    text = digest.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    text = hashlib.sha1(_NAMESPACE + name, usedforsecurity=False).hexdigest()
+    variant = _VARIANT[text[16]]
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"

@@ -6,7 +6,9 @@ metadata of ``event_id`` (the LSM primary key) are fixed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +25,7 @@ from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 
 _TEXT = pa.string()
 _LONG_TEXT = pa.large_string()
+_TIME = pa.timestamp("us", tz="UTC")
 
 DATAGEN_SCHEMA: pa.Schema = pa.schema(
     [
@@ -63,7 +66,7 @@ DATAGEN_SCHEMA: pa.Schema = pa.schema(
         pa.field("error_type", _TEXT),
         pa.field("error_dump", _LONG_TEXT),
         pa.field("traceback", _LONG_TEXT),
-        pa.field("event_ts", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("event_ts", _TIME, nullable=False),
         pa.field("schema_version", pa.int32(), nullable=False),
     ]
 )
@@ -99,6 +102,7 @@ _PLAIN_COLUMNS = (
     "traceback",
     "schema_version",
 )
+_plain_columns = attrgetter(*_PLAIN_COLUMNS)
 _RAW_COLUMN = {
     "int": "value_i64",
     "float": "value_f64",
@@ -113,10 +117,11 @@ _VALUE_COLUMNS = ("value_kind", *_RAW_COLUMN.values(), "payload_size", "payload_
 def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
     """One record batch with a row for each event, in order; shape ``(len(events), 34)``."""
     count = len(events)
-    columns: dict[str, list[Any]] = {
-        name: [getattr(event, name) for event in events] for name in _PLAIN_COLUMNS
-    }
-    values: dict[str, list[Any]] = {name: [None] * count for name in _VALUE_COLUMNS}
+    rows = map(_plain_columns, events)
+    columns: dict[str, Sequence[Any]] = dict(
+        zip(_PLAIN_COLUMNS, zip(*rows, strict=True), strict=False)  # without events no columns
+    )
+    values: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
     for row, event in enumerate(events):
         value = event.value
         if value is None:
@@ -131,13 +136,17 @@ def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
             values[_RAW_COLUMN[value.kind]][row] = raw
     columns.update(values)
     columns["event_ts"] = [timestamp_micros(event.event_ts) for event in events]
-    arrays = [
-        pa.array(columns[field.name], pa.int64()).cast(field.type)
-        if field.name == "event_ts"
-        else pa.array(columns[field.name], field.type)
-        for field in DATAGEN_SCHEMA
-    ]
+    arrays = [_array(columns.get(field.name), field.type, count) for field in DATAGEN_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=DATAGEN_SCHEMA)
+
+
+def _array(column: Sequence[Any] | None, type_: pa.DataType, count: int) -> pa.Array:
+    """A column as an array; columns without a value, which most are, cost next to nothing."""
+    if column is None or column.count(None) == count:
+        return pa.nulls(count, type_)
+    if type_ == _TIME:
+        return pa.array(column, pa.int64()).cast(_TIME)
+    return pa.array(column, type_)
 
 
 def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
