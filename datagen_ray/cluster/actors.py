@@ -13,6 +13,7 @@ calls have ended, then runs ``__ray_shutdown__``, which is where a worker drains
 from __future__ import annotations
 
 import asyncio
+import socket
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, Inte
 T = TypeVar("T")
 
 _CHECK_S = 20.0
+_CONNECT_S = 10.0
 
 
 class WorkerActor:
@@ -165,8 +167,9 @@ class RayFleet:
                 )
         else:
             try:
+                _check_reachable(options.address)
                 ray.init(address=options.address, **common)
-            except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            except (OSError, ValueError, RuntimeError, RayError) as error:
                 raise ConfigError(
                     f"no Ray cluster can be joined at {options.address!r}: {_reason(error)}; "
                     "check --address and RAY_AUTH_MODE, or leave --address out to start one here"
@@ -205,6 +208,14 @@ class RayFleet:
             raise ClusterLostError(
                 "every node of the Ray cluster is dead; run the same command again to go on"
             )
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nobody listens; Ray itself would try for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+            return
 
 
 def pickle_pipeline(pipeline: Any, by_value: Sequence[Any] = ()) -> bytes:
