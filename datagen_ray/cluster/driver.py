@@ -35,6 +35,7 @@ from datagen_ray.cluster.messages import (
 from datagen_ray.cluster.roots import Classified, Roots, SourceReader, Statuses
 from datagen_ray.cluster.summary import ProgressListener, Silent
 from datagen_ray.errors import (
+    DatagenError,
     StorageError,
     WriterFencedError,
     WriterPoisonedError,
@@ -220,9 +221,9 @@ class Driver:
     async def _stop(self, slot: str) -> None:
         try:
             await self._handles[slot].stop(self._config.drain_s)
-        except WorkerLostError as error:
+        except (WorkerLostError, DatagenError) as error:
             # All that it reported is durable; the next claim of its shard flushes the tail.
-            self._listener.note(f"{slot} was lost while it closed: {error.reason}")
+            self._listener.note(f"{slot} did not close in order: {error}")
 
     # The life of one slot
 

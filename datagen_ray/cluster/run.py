@@ -25,11 +25,12 @@ from datagen_ray.cluster.actors import RayFleet, RayOptions, pickle_pipeline
 from datagen_ray.cluster.driver import Driver, DriverConfig
 from datagen_ray.cluster.messages import RunCounts, WorkerConfig
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
-from datagen_ray.errors import ConfigError
+from datagen_ray.errors import ConfigError, DatagenError
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
 from datagen_ray.sources import Rows, RowSource, count_keys, open_source, source_rows
 from datagen_ray.store.bulk import RootStatuses
 from datagen_ray.store.layout import log_uri as log_uri_of
+from datagen_ray.store.maintenance import finish_log
 from datagen_ray.store.runs import (
     RunTerm,
     begin_run,
@@ -123,6 +124,7 @@ def run(
         fsync=fsync,
         drain_s=drain_s,
     )
+    ownership = LogOwnership(uri, term, storage_options, fsync)
     driver = Driver(
         DriverConfig(
             slots=tuple(f"worker-{number}" for number in range(count)),
@@ -132,7 +134,7 @@ def run(
             drain_s=drain_s,
         ),
         fleet=fleet,
-        ownership=LogOwnership(uri, term, storage_options, fsync),
+        ownership=ownership,
         rows=source_rows(rows, key),
         statuses=LogStatuses(statuses),
         total=total,
@@ -142,6 +144,8 @@ def run(
         counts = _run_to_end(driver)
     finally:
         fleet.close()
+    said.phase("tidying the log")
+    ownership.finish(said)
     return RunSummary.of(counts, run_id=run_id, log_uri=uri, elapsed_s=time.monotonic() - began)
 
 
@@ -165,6 +169,24 @@ class LogOwnership:
             create=False,
             fsync=self._fsync,
         ).close()
+
+    def finish(self, said: ProgressListener) -> None:
+        """Leave the log small and whole for plain readers.
+
+        The run has ended well by now, so what cannot be tidied is said and left to the next one.
+        """
+        try:
+            report = finish_log(
+                self._uri,
+                storage_options=self._storage_options,
+                fsync=self._fsync,
+                check_not_superseded=self.check_not_superseded,
+            )
+        except DatagenError as error:
+            said.note(f"the log was not tidied: {error}")
+            return
+        for failure in report.failures:
+            said.note(f"the log was not tidied, {failure.part}: {failure.error}")
 
     def check_not_superseded(self) -> None:
         check_not_superseded(self._uri, self._term, self._storage_options)

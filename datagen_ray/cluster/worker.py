@@ -55,6 +55,8 @@ from datagen_ray.store.store import DatagenStore
 POLL_S = 0.5
 """How long a ``collect`` waits for an outcome. Short, since Ray lets pending calls end before it
 ends an actor that was sent SIGTERM."""
+CLEANUP_S = 60.0
+"""How often the worker's own flushed rows are merged into the base table, at the least."""
 LINGER_S = 0.005
 """How long a ``collect`` that has an outcome waits for more, so that fast roots share a reply."""
 
@@ -154,6 +156,8 @@ class Worker:
                 max_failures=config.max_failures,
             )
             await executor.start()
+            # Its failures are raised by the close at the latest; appends do not depend on it.
+            store.spawn_periodic_cleanup(CLEANUP_S)
         except BaseException:
             await asyncio.to_thread(store.close)
             raise
