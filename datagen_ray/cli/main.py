@@ -30,6 +30,7 @@ maintain.add_to(app)
 _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
+INTERRUPTED = 130
 _BAD_INPUT = (InputError, LogNotFoundError)
 
 
@@ -48,11 +49,12 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
         )
     except typer.Exit as exited:
-        return int(exited.exit_code)
+        # Some versions of typer turn the interrupt of the keyboard into an exit of their own.
+        return _interrupted() if exited.exit_code == INTERRUPTED else int(exited.exit_code)
     except _UsageError as error:
         return _say(f"{_told(error).rstrip('.')}; see datagen-ray --help", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _say("interrupted; the same command goes on where this one was", 130)
+        return _interrupted()
     except _BAD_INPUT as error:
         return _say(str(error), 2)
     except DatagenError as error:
@@ -61,7 +63,12 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; what is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return result if isinstance(result, int) else 0
+    status = result if isinstance(result, int) else 0
+    return _interrupted() if status == INTERRUPTED else status
+
+
+def _interrupted() -> int:
+    return _say("interrupted; the same command goes on where this one was", INTERRUPTED)
 
 
 def _told(error: Exception) -> str:

@@ -1,0 +1,105 @@
+"""``datagen-ray run`` as a command, on a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datagen_ray.cli.main import status_of
+from datagen_ray.cluster.summary import SUMMARY_KEYS
+from tests.crash.processes import Session, wait_until
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+import asyncio, os
+from helper import double
+import datagen_ray.pipeline.pipeline as p
+from datagen_ray.pipeline.steps import step
+
+print("a line of the job's own")
+
+@step
+async def twice(item):
+    open(item["began"] + str(item["n"]), "a").close()
+    while not os.path.exists(item["gate"]):
+        await asyncio.sleep(0.01)
+    return {"twice": double(item["n"])}
+
+pipeline = p.Pipeline("job", [twice])
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[tuple[list[str], dict[str, str], Path]]:
+    """The command, its environment, and its folder; it is run from elsewhere."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "job.py").write_text(JOB)
+    (code / "helper.py").write_text("def double(x):\n    return 2 * x\n")
+    row = {"began": str(tmp_path / "began"), "gate": str(tmp_path / "gate")}
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"n": n, **row}) + "\n" for n in range(3))
+    )
+    command = [
+        sys.executable, "-m", "datagen_ray", "run", str(code / "job.py"),
+        "--source", str(tmp_path / "rows.jsonl"), "--root", str(tmp_path / "root"),
+        "--experiment", "e", "--workers", "1", "--json",
+    ]  # fmt: skip
+    ray_folder = tempfile.mkdtemp(prefix="dgr", dir="/tmp")
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "RAY_TMPDIR": ray_folder,
+        # Neither a home folder nor a token file is needed.
+        "HOME": "/nonexistent",
+    }
+    yield command, env, tmp_path
+    shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_one_json_object(
+    job: tuple[list[str], dict[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, env, folder = job
+    session = Session(command, env, folder / "interrupted")
+    try:
+        wait_until(
+            lambda: len(list(folder.glob("began*"))) == 3 or not session.running,
+            "all steps to begin",
+        )
+        assert session.running, session.output()
+        os.kill(session.process.pid, signal.SIGINT)
+        assert session.process.wait(60) == 130
+        last = session.output().splitlines()[-1]
+        assert last == "datagen-ray: interrupted; the same command goes on where this one was"
+        assert "Traceback" not in session.output()
+    finally:
+        session.kill_all()
+
+    (folder / "gate").touch()
+    session = Session(command, env, folder / "resumed")
+    try:
+        assert session.process.wait(100) == 0, session.output()
+    finally:
+        session.kill_all()
+    summary = json.loads(session.output().splitlines()[-1])
+    assert tuple(summary) == SUMMARY_KEYS
+    assert (summary["resumed"], summary["completed"]) == (3, 3)
+
+    session = Session(command, env, folder / "again")
+    assert session.process.wait(100) == 0, session.output()
+    assert json.loads(session.output().splitlines()[-1])["skipped"] == 3
+
+    assert status_of(["export", summary["log_uri"], "--to", str(folder / "rows.out.jsonl")]) == 0
+    rows = [json.loads(line) for line in (folder / "rows.out.jsonl").read_text().splitlines()]
+    assert [row["twice"] for row in rows] == [0, 2, 4]
+    capsys.readouterr()
