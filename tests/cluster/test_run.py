@@ -161,6 +161,20 @@ def test_a_killed_worker_comes_back_and_its_roots_are_resumed(
         assert {store.fold_item(str(n)).folded().last_attempt for n in range(4)} == {1}  # type: ignore[union-attr]
 
 
+def test_a_worker_told_to_end_lets_its_steps_end_and_no_step_runs_twice(
+    tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
+) -> None:
+    running = threads.submit(start, tmp_path, 4)
+    notes = tmp_path / "notes"
+    wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 4, "all roots to be held")
+    for pid in {note[2] for note in notes_of(notes)}:
+        os.kill(int(pid), signal.SIGTERM)
+    (tmp_path / "gate").touch()
+    summary = running.result(90)
+    assert (summary.completed, summary.failed) == (4, 0)
+    assert len(notes_of(notes)) == 8
+
+
 def test_a_later_run_takes_over_and_the_earlier_one_names_it(
     tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
 ) -> None:
