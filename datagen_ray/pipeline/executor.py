@@ -26,10 +26,12 @@ from datagen_ray.pipeline.calls import UserCode
 from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.environment import Environment
-from datagen_ray.pipeline.failures import Redact, redact_secrets, storable
+from datagen_ray.pipeline.failures import Redact, storable
 from datagen_ray.pipeline.fields import input_updates, merged
 from datagen_ray.pipeline.item import Reader
+from datagen_ray.pipeline.limits import Ledger, Limits
 from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.pipeline.replay import INPUT_POSITION, RecordedStream, read_tree
 from datagen_ray.pipeline.sink import BlobLoader, EventSink
 from datagen_ray.pipeline.threads import StepThreads
@@ -69,6 +71,10 @@ class Executor:
 
     ``max_failures`` is the number of FAILED rows in one stream after which its root counts as
     exhausted; None for never. ``max_threads`` bounds the plain functions that run at a time.
+    ``limits`` are what the workers of a run share, by default this executor's own; ``remote`` runs
+    placed steps, which are refused without it. ``redact`` is by default the pipeline's.
+    ``limits`` are those that the workers of a run share, by default this executor's own;
+    ``remote`` runs placed steps, which are refused without it. ``redact`` overrides the pipeline's.
     """
 
     def __init__(
@@ -83,7 +89,9 @@ class Executor:
         max_failures: int | None = DEFAULT_MAX_FAILURES,
         max_threads: int = 64,
         seed: int | None = None,
-        redact: Redact = redact_secrets,
+        redact: Redact | None = None,
+        limits: Limits | None = None,
+        remote: RemoteCalls | None = None,
     ) -> None:
         for name, value in (
             ("max_in_flight_roots", max_in_flight_roots),
@@ -101,7 +109,9 @@ class Executor:
         self._max_failures = max_failures
         self._max_threads = max_threads
         self._seed = pipeline.seed if seed is None else seed
-        self._redact = redact
+        self._redact = redact or pipeline.redact
+        self._limits = limits
+        self._remote = remote
         self._env: Environment | None = None
         self._threads: StepThreads | None = None
         self._permits: asyncio.Semaphore | None = None
@@ -115,7 +125,7 @@ class Executor:
             return
         self._threads = StepThreads(self._max_threads)
         self._permits = asyncio.Semaphore(self._max_in_flight_roots)
-        code = UserCode(self._threads)
+        code = UserCode(self._threads, limits=self._limits or Ledger(), remote=self._remote)
         await code.set_up(self.pipeline.steps())
         self._env = Environment(
             pipeline=self.pipeline,

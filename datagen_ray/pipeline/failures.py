@@ -48,6 +48,24 @@ class StepAborted(RuntimeError):
     """User code raised what would end more than its step (``SystemExit``, ``StopIteration``)."""
 
 
+class FarError(Exception):
+    """Stands for an exception of another process that could not come here itself."""
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(type_name, message)
+        self.type_name = type_name
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+class FarTraceback(Exception):
+    """Shows, as a cause, the traceback that an exception had in the process where it was raised."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
 class FailureDetails(NamedTuple):
     """The columns of a FAILED row."""
 
@@ -67,11 +85,11 @@ def describe_failure(error: BaseException, retries: int, redact: Redact) -> Fail
     if isinstance(error, StepAborted) and error.__cause__ is not None:
         error = error.__cause__
     kind = type(error)
-    name = kind.__name__
+    name = error.type_name if isinstance(error, FarError) else kind.__name__
     # A type of another module that only shares the name must not read as a filter.
     if name == Filtered.__name__ and kind is not Filtered:
         name = f"{kind.__module__}.{kind.__qualname__}"
-    message = _text_of(error)
+    message = text_of(error)
     if retries:
         message = f"{message}\nretries: {retries}"
     return FailureDetails(
@@ -81,7 +99,8 @@ def describe_failure(error: BaseException, retries: int, redact: Redact) -> Fail
     )
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The message of any exception, whatever its ``__str__`` does."""
     try:
         return str(error)
     except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything

@@ -234,6 +234,12 @@ class Item(Mapping[str, Any]):
         return f"Item({', '.join(self)})"
 
     @property
+    def append_fields(self) -> frozenset[str]:
+        """The fields that were declared to grow; they read as ``[]`` while they are absent."""
+        types = self._reader.types
+        return frozenset(name for name in types.declared if types.is_append(name))
+
+    @property
     def holds_blob(self) -> bool:
         """Whether reading some field may have to fetch bytes."""
         if any(cell.holds_blob for cell in self._cells.values()):

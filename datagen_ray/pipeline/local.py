@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datagen_ray.clock import new_run_id
 from datagen_ray.errors import ConfigError, DamagedLogError
@@ -27,8 +27,10 @@ from datagen_ray.pipeline.executor import (
     RootResult,
     RootTask,
 )
-from datagen_ray.pipeline.failures import Redact, redact_secrets
+from datagen_ray.pipeline.failures import Redact
+from datagen_ray.pipeline.here import HereCalls
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
+from datagen_ray.pipeline.placement import refuse_placed
 from datagen_ray.sources import (
     Rows,
     RowSource,
@@ -117,7 +119,8 @@ def run_local(
     retry_exhausted: bool = False,
     seed: int | None = None,
     fsync: bool = True,
-    redact: Redact = redact_secrets,
+    redact: Redact | None = None,
+    placed: Literal["refuse", "here"] = "refuse",
 ) -> LocalRunSummary:
     """Run every root of ``rows`` that has not ended yet, up to ``concurrency`` at once.
 
@@ -125,7 +128,9 @@ def run_local(
     the column whose values identify roots, by default the row number. The log is
     ``<root>/datagen_checkpoints/<pipeline>/<experiment>/log.lance``, with ``root`` by default
     ``data``, or lies at ``log_uri``. A root that fails is resumed ``max_root_retries`` times; one
-    with ``max_failures`` failures in a stream is left alone, unless ``retry_exhausted``.
+    with ``max_failures`` failures in a stream is left alone, unless ``retry_exhausted``. Steps that
+    ask for resources or actors are refused, or run in this process with ``placed="here"``.
+    ``redact`` is by default the pipeline's.
 
     Raises ``SourceError``, with nothing written, for keys that are missing, empty or repeated;
     ``RunSupersededError`` or ``WriterFencedError`` when another run took over; ``StorageError``
@@ -139,6 +144,10 @@ def run_local(
     ):
         if type(number) is not int or number < least:
             raise ConfigError(f"{name} must be a whole number of at least {least}, not {number!r}")
+    if placed not in ("refuse", "here"):
+        raise ConfigError(f"placed={placed!r}; one of 'refuse', 'here'")
+    if placed == "refuse":
+        refuse_placed(pipeline.steps())
     source = open_source(rows, storage_options=storage_options)
     count_keys(source, key)
     uri = log_uri or log_uri_of(str(root or "data"), pipeline.name, experiment)
@@ -158,6 +167,7 @@ def run_local(
         "max_failures": None if retry_exhausted else max_failures,
         "seed": seed,
         "redact": redact,
+        "remote": HereCalls(max_threads) if placed == "here" else None,
     }
     return _in_event_loop(run, options)
 

@@ -42,20 +42,30 @@ class Sequence(Node):
 class Loop(Node):
     """Its body again and again, until ``until(item, round)`` holds or ``max_rounds`` were made.
 
-    The body always runs once; ``round`` is 0 for the first round of this entry.
+    ``round`` is 0 for the first round of this entry. The body runs once at least, unless
+    ``max_rounds`` is 0, or ``check_first`` has ``until`` asked before any round, with round -1.
     """
 
     kind = DatagenStepKind.LOOP
 
     def __init__(
-        self, name: str, body: Placeable, *, until: Callable[..., Any], max_rounds: int
+        self,
+        name: str,
+        body: Placeable,
+        *,
+        until: Callable[..., Any],
+        max_rounds: int,
+        check_first: bool = False,
     ) -> None:
         self.name = check_name(name, "Loop")
         self.body = as_node(body, f"Loop {name!r}")
         self.until = _check_callable(until, f"Loop {name!r}", "until", "item", "item, round")
-        if type(max_rounds) is not int or max_rounds < 1:
-            raise PipelineError(f"Loop {name!r}: max_rounds must be a whole number of at least 1")
+        if type(max_rounds) is not int or max_rounds < 0:
+            raise PipelineError(f"Loop {name!r}: max_rounds must be a whole number of at least 0")
+        if type(check_first) is not bool:
+            raise PipelineError(f"Loop {name!r}: check_first must be True or False")
         self.max_rounds = max_rounds
+        self.check_first = check_first
 
     @property
     def children(self) -> tuple[Node, ...]:
@@ -63,7 +73,8 @@ class Loop(Node):
 
     @property
     def policy(self) -> dict[str, Any]:
-        return {"max_rounds": self.max_rounds}
+        shown: dict[str, Any] = {"max_rounds": self.max_rounds}
+        return {**shown, "check_first": True} if self.check_first else shown
 
 
 class FanOut(Node):

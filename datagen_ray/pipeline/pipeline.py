@@ -14,6 +14,8 @@ from typing import Any
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.values import json_text
 from datagen_ray.pipeline.codecs import Codec, FieldType, FieldTypes, declare_fields
+from datagen_ray.pipeline.failures import Redact, redact_secrets
+from datagen_ray.pipeline.limits import asked_limits
 from datagen_ray.pipeline.nodes import (
     Branch,
     Conditional,
@@ -31,6 +33,7 @@ class Pipeline(PipelineLike):
 
     ``fields`` declares types of fields by name, inputs among them (``Append`` for those that
     grow). ``codecs`` are further codecs to read a log with. ``seed`` goes into every ``ctx.seed``.
+    ``redact`` takes secrets out of the messages and tracebacks that are recorded of failures.
     Raises :class:`PipelineError`, naming the step and the cure, for a tree that cannot run.
     """
 
@@ -42,6 +45,7 @@ class Pipeline(PipelineLike):
         fields: Mapping[str, Any] | type | None = None,
         codecs: Iterable[Codec] = (),
         seed: int = 0,
+        redact: Redact = redact_secrets,
     ) -> None:
         self.name = check_name(name, "pipeline")
         if isinstance(body, (list, tuple)):
@@ -50,7 +54,11 @@ class Pipeline(PipelineLike):
         if type(seed) is not int:
             raise PipelineError(f"pipeline {name!r}: seed must be a whole number, not {seed!r}")
         self.seed = seed
+        if not callable(redact):
+            raise PipelineError(f"pipeline {name!r}: redact={redact!r}; give a function of a text")
+        self.redact = redact
         _check_places(self.body, self.name)
+        asked_limits(self.steps())
         own = declare_fields(fields, f"pipeline {name!r}")
         joined = _join_fields(self.name, own, self.body)
         self.types = FieldTypes(joined, _codecs_by_id(self.name, codecs, self.body))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 import tenacity
 
+from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import DatagenError, PipelineError
 from datagen_ray.pipeline.results import Filtered, Permanent
 
@@ -61,7 +63,7 @@ class Retry:
         base = min(self.wait_s * self.multiplier ** (failed_calls - 1), self.max_wait_s)
         # The seed already is a hash, so its bits spread items without drawing from any clock.
         spread = ((seed >> (failed_calls % 32)) & 0xFFFF) / 0xFFFF
-        return max(base * (1 + self.jitter * spread), _asked_wait_s(error))
+        return max(base * (1 + self.jitter * spread), asked_wait_s(error))
 
     async def call(self, function: Callable[[int], Awaitable[T]], *, seed: int) -> T:
         """Await ``function(retry)`` until it returns, or raise its last error."""
@@ -87,13 +89,26 @@ class Retry:
         return await retrying(once)
 
 
-def _asked_wait_s(error: BaseException | None) -> float:
-    """How long the error itself asks to wait, 0 where it does not say."""
+def asked_wait_s(error: BaseException | None, now: Clock = utc_now) -> float:
+    """How long the error itself asks to wait, 0 where it does not say.
+
+    It may say so in seconds, or, as HTTP servers do, as a date.
+    """
     asked: Any = getattr(error, "retry_after", None)
     if asked is None:
         headers: Any = getattr(getattr(error, "response", None), "headers", None)
         asked = headers.get("Retry-After") if isinstance(headers, Mapping) else None
+    if asked is None:
+        return 0.0
     try:
-        return max(0.0, float(asked)) if asked is not None else 0.0
+        return max(0.0, float(asked))
     except (TypeError, ValueError):
-        return 0.0  # an HTTP date: the exponential wait has to do
+        return _seconds_until(str(asked), now)
+
+
+def _seconds_until(date: str, now: Clock) -> float:
+    try:
+        moment = parsedate_to_datetime(date)
+        return max(0.0, (moment - now()).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0  # no date either, or one without a zone: the exponential wait has to do

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, TypeAlias, overload
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.events import DatagenStepKind
 from datagen_ray.pipeline.codecs import FieldType, FieldTypes, declare_fields
+from datagen_ray.pipeline.limits import RateLimit
+from datagen_ray.pipeline.placement import Placement, placement_of
 from datagen_ray.pipeline.retry import Retry
 from datagen_ray.pipeline.signature import check_takes
 
@@ -63,6 +65,9 @@ class StepOptions:
     max_wait_ms: float = 10.0
     version: str | int | None = None
     fields: Mapping[str, FieldType] = field(default_factory=dict)
+    max_in_flight_run: int | None = None
+    rate_limit: RateLimit | None = None
+    placement: Placement | None = None
 
 
 class Step(Node):
@@ -95,6 +100,25 @@ class Step(Node):
         return self.arguments is not None
 
     @property
+    def needs_pool(self) -> bool:
+        """Whether it is placed on actors; what is placed otherwise runs as tasks."""
+        placement = self.options.placement
+        return placement is not None and (self.is_class or placement.num_actors is not None)
+
+    @property
+    def callable_shown(self) -> Callable[..., Any]:
+        """Something with the signature of what is called for every item, nothing being built."""
+        return self.function if self.arguments is None else _bound_call(self.function)
+
+    def make(self) -> Callable[..., Any]:
+        """What is called for every item: the function, or a new instance of the class."""
+        if self.arguments is None:
+            return self.function
+        args, keywords = self.arguments
+        made: Callable[..., Any] = self.function(*args, **keywords)
+        return made
+
+    @property
     def policy(self) -> dict[str, Any]:
         options = self.options
         shown: dict[str, Any] = {
@@ -102,6 +126,9 @@ class Step(Node):
             "max_in_flight": options.max_in_flight,
             "batch_size": options.batch_size,
             "attempts": options.retry.attempts if options.retry else None,
+            "max_in_flight_run": options.max_in_flight_run,
+            "rate_limit": str(options.rate_limit) if options.rate_limit else None,
+            **(options.placement.shown() if options.placement else {}),
         }
         return {key: value for key, value in shown.items() if value is not None}
 
@@ -157,8 +184,11 @@ def step(
     max_wait_ms: float = ...,
     fields: Mapping[str, Any] | type | None = ...,
     version: str | int | None = ...,
+    max_in_flight_run: int | None = ...,
+    rate_limit: float | RateLimit | None = ...,
     num_cpus: float | None = ...,
     num_gpus: float | None = ...,
+    resources: Mapping[str, float] | None = ...,
     num_actors: int | None = ...,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 
@@ -175,8 +205,11 @@ def step(
     max_wait_ms: float = 10.0,
     fields: Mapping[str, Any] | type | None = None,
     version: str | int | None = None,
+    max_in_flight_run: int | None = None,
+    rate_limit: float | RateLimit | None = None,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
+    resources: Mapping[str, float] | None = None,
     num_actors: int | None = None,
 ) -> Any:
     """Make a step of a function, an ``async`` function, or a class with ``__call__``.
@@ -188,12 +221,18 @@ def step(
     contexts), which is given ``max_wait_ms`` to fill, and returns a list of the same length.
     ``fields`` declares the types of the fields that it returns; ``version`` makes items recorded
     under another version a mismatch.
+
+    Shared by all workers of a run: ``max_in_flight_run`` bounds the calls at a time, and
+    ``rate_limit`` (calls a second, or a :class:`RateLimit`) how fast they begin.
+
+    With ``num_cpus``, ``num_gpus`` or ``resources`` every call is a Ray task of its own; a class,
+    or any step with ``num_actors``, gets a pool of actors that the run's workers share. There
+    ``timeout_s`` counts from the start of the call and ends its process.
     """
 
     def decorate(target: Callable[..., Any]) -> Decorated:
         label = name if name is not None else getattr(target, "__name__", "")
         check_name(label, "step")
-        _refuse_cluster_options(label, num_cpus=num_cpus, num_gpus=num_gpus, num_actors=num_actors)
         options = _checked(
             label,
             StepOptions(
@@ -203,6 +242,15 @@ def step(
                 batch_size=batch_size,
                 max_wait_ms=max_wait_ms,
                 version=version,
+                max_in_flight_run=max_in_flight_run,
+                rate_limit=_rate_limit(label, rate_limit),
+                placement=placement_of(
+                    label,
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    resources=resources,
+                    num_actors=num_actors,
+                ),
             ),
         )
         options = replace(options, fields=declare_fields(fields, f"step {label!r}"))
@@ -224,7 +272,7 @@ def step(
     return decorate if function is None else decorate(function)
 
 
-def _bound_call(cls: type) -> Callable[..., Any]:
+def _bound_call(cls: Any) -> Callable[..., Any]:
     """``__call__`` as an instance has it, for its signature; there is no instance yet."""
     call = vars(next(base for base in cls.__mro__ if "__call__" in vars(base)))["__call__"]
     if isinstance(call, (staticmethod, classmethod)):
@@ -254,7 +302,7 @@ def _checked(label: str, options: StepOptions) -> StepOptions:
         raise PipelineError(f"step {label!r}: retry={options.retry!r}; give a Retry(...)")
     if options.timeout_s is not None and not _positive(options.timeout_s):
         raise PipelineError(f"step {label!r}: timeout_s must be a number of seconds above 0")
-    for option in ("max_in_flight", "batch_size"):
+    for option in ("max_in_flight", "max_in_flight_run", "batch_size"):
         value = getattr(options, option)
         if value is not None and (type(value) is not int or value < 1):
             raise PipelineError(f"step {label!r}: {option} must be a whole number of at least 1")
@@ -272,10 +320,11 @@ def _positive(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
-def _refuse_cluster_options(label: str, **options: object) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+def _rate_limit(label: str, given: object) -> RateLimit | None:
+    if given is None or isinstance(given, RateLimit):
+        return given
+    if not _positive(given):
         raise PipelineError(
-            f"step {label!r}: {', '.join(given)} would need a Ray task or actor of its own, which "
-            "is not supported yet; leave it out and give the workers the resources instead"
+            f"step {label!r}: rate_limit={given!r}; give calls a second, or a RateLimit(...)"
         )
+    return RateLimit(float(given))  # type: ignore[arg-type]  # a number, as was just seen

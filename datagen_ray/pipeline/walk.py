@@ -247,7 +247,9 @@ class StreamWalk:
         index = first
         while True:
             row = self.cursor.peek()
-            if row == closed and (index > first or node.body.may_be_silent):
+            if row == closed:
+                return
+            if row is None and index == first and await self._needs_no_round(node, position):
                 return
             if row is not None:
                 found = start_index(node.body, row, node.name, None)
@@ -265,6 +267,11 @@ class StreamWalk:
             if self.cursor.peek() is None and await self._is_done(node, position, index - first):
                 return
             index += 1
+
+    async def _needs_no_round(self, node: Loop, position: DatagenStreamPosition) -> bool:
+        if node.max_rounds == 0:
+            return True
+        return node.check_first and bool(await self._inline(node.until, position, -1))
 
     async def _is_done(self, node: Loop, position: DatagenStreamPosition, round_: int) -> bool:
         if round_ + 1 >= node.max_rounds:
@@ -305,7 +312,8 @@ class StreamWalk:
             self.raise_from_user(
                 position,
                 PipelineError(
-                    f"Router {node.name!r} has no route for {key!r}; add it, or a default"
+                    f"Router {node.name!r} has no route for {key!r} (it has: "
+                    f"{', '.join(map(repr, node.routes))}); add it, or a default"
                 ),
             )
         return chosen

@@ -78,6 +78,8 @@ class Matcher:
         elif isinstance(node, Loop):
             for opened in self.row("STEP_STARTED", position, state):
                 first = opened.counter(node.name)
+                if node.check_first:
+                    yield from self.row("STEP_COMPLETED", position, opened)
                 for done in self.rounds(node, first, node.max_rounds, opened):
                     yield from self.row("STEP_COMPLETED", position, done)
 
@@ -89,6 +91,9 @@ class Matcher:
             yield from self.slots(node, slot + 1, index + 1, after)
 
     def rounds(self, node: Loop, index: int, left: int, state: State) -> Iterator[State]:
+        if left == 0:
+            yield state
+            return
         for after in self.node(node.body, index, node.name, None, state):
             wrote = after.at > state.at or after.cut
             counted = after.count(node.name, index + 1) if wrote else after

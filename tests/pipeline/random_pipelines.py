@@ -143,7 +143,9 @@ class Maker:
         # Frames that are entered again are where positions go wrong most easily.
         make = self.rng.choice((self.node, self.sequence, self.loop, self.conditional))
         body = make(depth - 1, sub) if depth > 1 else self.node(depth - 1, sub)
-        return Loop(name, body, until=until, max_rounds=self.rng.randint(1, 4))
+        max_rounds = 0 if self.rng.random() < 0.05 else self.rng.randint(1, 4)
+        check_first = self.rng.random() < 0.2
+        return Loop(name, body, until=until, max_rounds=max_rounds, check_first=check_first)
 
     def map_reduce(self, depth: int, sub: bool) -> Node:
         name = self.name("map")

@@ -11,6 +11,7 @@ from ray import cloudpickle
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.pipeline.codecs import Codec
+from datagen_ray.pipeline.limits import RateLimit
 from datagen_ray.pipeline.nodes import (
     Branch,
     Conditional,
@@ -153,7 +154,8 @@ def bad_pipelines() -> list[tuple[str, Any]]:
         ("is no step", lambda: Pipeline("p", [int])),
         ("cannot be called", loop(until=3)),
         ("not a step", loop(until=check)),
-        ("max_rounds", loop(max_rounds=0)),
+        ("max_rounds", loop(max_rounds=-1)),
+        ("check_first", loop(check_first=1)),
         ("max_rounds", loop(max_rounds=True)),
         ("on_failure='ignore'", fan(on_failure="ignore")),
         ("split=None", fan(split=None)),
@@ -167,8 +169,26 @@ def bad_pipelines() -> list[tuple[str, Any]]:
         ("batch_size must", lambda: step(batch_size=1.5)(plain)),  # type: ignore[call-overload]
         ("max_wait_ms must", lambda: step(max_wait_ms=-1)(plain)),
         ("version must", lambda: step(version=1.5)(plain)),  # type: ignore[call-overload]
-        ("num_gpus, num_actors would need a Ray", lambda: step(num_gpus=1, num_actors=2)(plain)),
-        ("num_cpus would need a Ray", lambda: step(num_cpus=0.5)(plain)),
+        ("num_gpus must", lambda: step(num_gpus=-1)(plain)),
+        ("num_cpus must", lambda: step(num_cpus=True)(plain)),
+        ("num_actors must", lambda: step(num_actors=0)(plain)),
+        ("resources must", lambda: step(resources={"tpu": "1"})(plain)),  # type: ignore[call-overload]
+        ("give CPUs and GPUs as", lambda: step(resources={"GPU": 1})(plain)),
+        ("max_in_flight_run must", lambda: step(max_in_flight_run=0)(plain)),
+        ("rate_limit=0", lambda: step(rate_limit=0)(plain)),
+        ("calls=-1", lambda: RateLimit(-1)),
+        ("burst=0", lambda: RateLimit(1, burst=0)),
+        (
+            "give both the same RateLimit",
+            lambda: Pipeline(
+                "p",
+                [
+                    step(name="a", rate_limit=RateLimit(1, name="service"))(plain),
+                    step(name="b", rate_limit=RateLimit(2, name="service"))(plain),
+                ],
+            ),
+        ),
+        ("redact=", lambda: Pipeline("p", [plain], redact=1)),  # type: ignore[arg-type]
         ("generator", lambda: step(lambda item: (yield 1))),
         ("needs a __call__", lambda: step(type("NoCall", (), {}))),
         ("takes 0 arguments beside ctx; it is called with (item)", lambda: step(lambda: None)),

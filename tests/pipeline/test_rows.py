@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import datagen_ray.pipeline.births as births_module
 from datagen_ray.log.events import DatagenEventType
 from datagen_ray.pipeline.nodes import (
@@ -96,6 +98,20 @@ def test_loop_index_is_the_round() -> None:
         "STEP_COMPLETED l[0] (loop in p)",
     )
     assert rounds == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"until": lambda item: False, "max_rounds": 0},
+        {"until": lambda item, nth: nth == -1, "max_rounds": 3, "check_first": True},
+    ],
+)
+def test_a_loop_of_no_round_opens_and_closes_its_frame(options: Any) -> None:
+    pipeline = Pipeline("p", [Loop("l", setter("a"), **options)])
+    result, log = run(pipeline)
+    assert rows(log) == wrapped("STEP_STARTED l[0] (loop in p)", "STEP_COMPLETED l[0] (loop in p)")
+    assert (result.status, result.steps_executed) == ("completed", 0)
 
 
 def test_loop_stops_at_max_rounds() -> None:

@@ -1,0 +1,142 @@
+"""One step, as this process calls it: permits, shared limits, batches, timeouts, placement.
+
+A permit (of ``max_in_flight``, of a thread) is held by a call that runs, never by one that waits:
+not between retries, and never by an item that waits for its sub-items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from datagen_ray.pipeline.batching import Batcher
+from datagen_ray.pipeline.context import StepContext
+from datagen_ray.pipeline.failures import StepAborted
+from datagen_ray.pipeline.gate import Gate, Holder
+from datagen_ray.pipeline.item import Item
+from datagen_ray.pipeline.limits import rate_name
+from datagen_ray.pipeline.placement import Call, RemoteCalls
+from datagen_ray.pipeline.retry import asked_wait_s
+from datagen_ray.pipeline.sent import sendable
+from datagen_ray.pipeline.signature import shape_of
+from datagen_ray.pipeline.steps import Step
+from datagen_ray.pipeline.threads import StepThreads
+
+
+class Runner:
+    """One step in this process. ``remote`` is given for placed steps, and runs them elsewhere."""
+
+    def __init__(
+        self,
+        step: Step,
+        function: Callable[..., Any],
+        threads: StepThreads,
+        *,
+        holder: Holder,
+        remote: RemoteCalls | None,
+    ) -> None:
+        self.step = step
+        self.function = function
+        options = step.options
+        self._threads = threads
+        self._remote = remote
+        # The class of a placed step is not called here, so its signature is that of its method.
+        self.shape = shape_of(function if remote is None else step.callable_shown)
+        limit = options.max_in_flight
+        self._permits = asyncio.Semaphore(limit) if limit is not None else None
+        self._gate = gate_of(step, holder)
+        self._is_plain = self._permits is None and self._gate is None
+        self._batcher = (
+            Batcher(self._call_batch, options.batch_size, options.max_wait_ms / 1000, step.name)
+            if options.batch_size is not None
+            else None
+        )
+
+    async def once(self, item: Item, ctx: StepContext) -> Any:
+        """One call for one item, which may share the call with others."""
+        if self._batcher is not None:
+            return await self._batcher.submit(item, ctx)
+        return await self._permitted((item,), ctx)
+
+    async def _call_batch(self, items: list[Any], contexts: list[StepContext]) -> Any:
+        return await self._permitted((items,), contexts)
+
+    async def _permitted(self, args: tuple[Any, ...], ctx: Any) -> Any:
+        if self._is_plain:
+            return await self._timed(args, ctx)
+        async with AsyncExitStack() as held:
+            if self._permits is not None:
+                await held.enter_async_context(self._permits)
+            if self._gate is None:
+                return await self._timed(args, ctx)
+            await held.enter_async_context(self._gate.one_call())
+            try:
+                return await self._timed(args, ctx)
+            except Exception as error:
+                await self._gate.pause(asked_wait_s(error))
+                raise
+
+    async def _timed(self, args: tuple[Any, ...], ctx: Any) -> Any:
+        timeout_s = self.step.options.timeout_s
+        keywords = {"ctx": ctx} if self.shape.takes_ctx else {}
+        try:
+            if self._remote is not None:
+                sent = await _sent(args)
+                return await self._remote.call(self.step, Call(sent, keywords, timeout_s))
+            if not self.shape.is_async:
+                return await self._threads.run(
+                    call_plain, self.function, args, keywords, timeout_s=timeout_s
+                )
+            call = call_async(self.function(*args, **keywords))
+            return await (call if timeout_s is None else asyncio.wait_for(call, timeout_s))
+        except asyncio.TimeoutError as error:
+            if timeout_s is None or str(error):
+                raise
+            raise TimeoutError(f"no result within timeout_s={timeout_s:g}") from error
+
+
+def gate_of(step: Step, holder: Holder) -> Gate | None:
+    """The way through the step's shared limits; None where it has none."""
+    rate, most = step.options.rate_limit, step.options.max_in_flight_run
+    if rate is None and most is None:
+        return None
+    return Gate(
+        step.name,
+        holder,
+        rate=None if rate is None else (rate_name(step.name, rate), rate),
+        in_flight=None if most is None else (f"step {step.name}", most),
+    )
+
+
+async def _sent(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    (given,) = args
+    if isinstance(given, Item):
+        return (await sendable(given),)
+    return ([await sendable(item) for item in given],)
+
+
+def call_plain(
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
+    """A plain function; what would end more than its step becomes a failure of it."""
+    try:
+        return function(*args, **keywords)
+    except (SystemExit, GeneratorExit, StopIteration, asyncio.CancelledError) as error:
+        # These mean something to the event loop and to threads; from user code they are failures.
+        raise StepAborted(f"{type(error).__name__}: {error}") from error
+
+
+async def call_async(call: Awaitable[Any]) -> Any:
+    """As :func:`call_plain`, for what an async function returned."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise StepAborted(f"{type(error).__name__}: {error}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on
+        if cancelling is None or cancelling():
+            raise
+        raise StepAborted("the step's own task was cancelled") from error
