@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -216,16 +217,20 @@ def import_paths() -> tuple[str, ...]:
 
     Those below the working directory are relative to it, as it may lie elsewhere on other nodes.
     """
-    here = os.getcwd()
-    installed = tuple({os.path.realpath(each) for each in (sys.prefix, sys.base_prefix)})
+    here = os.path.realpath(os.getcwd())
+    kept_by_python = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [os.path.realpath(sysconfig.get_paths()[name]) for name in kept_by_python]
     found: list[str] = []
     for entry in sys.path:
         path = os.path.realpath(entry or here)
-        if not os.path.isdir(path) or path.startswith(installed):
+        if not os.path.isdir(path) or any(_is_below(path, each) for each in installed):
             continue
-        inside = path == here or path.startswith(here + os.sep)
-        found.append(os.path.relpath(path, here) if inside else path)
+        found.append(os.path.relpath(path, here) if _is_below(path, here) else path)
     return tuple(dict.fromkeys(found))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _durable_root(root: str) -> str:
