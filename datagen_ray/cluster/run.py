@@ -289,7 +289,7 @@ def _keep_token_in_memory() -> None:
         return
     if any(os.environ.get(name) for name in _TOKEN_VARIABLES):
         return
-    if not (Path.home() / ".ray" / "auth_token").exists():
+    if not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 

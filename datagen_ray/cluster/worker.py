@@ -130,7 +130,7 @@ class Worker:
                 sys.path.insert(0, absolute)
         try:
             pipeline = self._load_pipeline(config.pipeline)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             raise ConfigError(
                 f"the pipeline cannot be loaded on a worker: {error}; put its modules beside the "
                 "job's file, or install them on every node"
