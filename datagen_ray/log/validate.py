@@ -22,7 +22,6 @@ from datagen_ray.log.events import (
 )
 from datagen_ray.log.ids import INT64_MAX, canonical_ids
 from datagen_ray.log.values import (
-    VALUE_KINDS,
     DatagenBlobValue,
     DatagenValue,
     blob_matches,
@@ -135,16 +134,13 @@ def check_stored_event(event: DatagenEvent) -> None:
     """Raise for a row of a log that append would refuse.
 
     What only a writer must have is not asked for: the bytes of blobs, the current version. Raises
-    :class:`InvalidEventError`, :class:`InvalidItemIdError`, and :class:`DamagedLogError` for JSON
-    that cannot be parsed.
+    :class:`InvalidEventError` and :class:`InvalidItemIdError`.
     """
     if event.schema_version < DATAGEN_OLDEST_READABLE_VERSION:
         raise InvalidEventError(
             f"schema_version {event.schema_version} never was one", code="schema_version"
         )
     _check_row(event, stored=True)
-    if event.value is not None and event.value.kind == "json":
-        json_value(str(event.value.raw))
     _checked_tags(_checked_status(event))
 
 
@@ -299,11 +295,7 @@ def check_codec_version(version: int, field_name: str) -> None:
 def check_value(value: DatagenValue, field_name: str, *, stored: bool = False) -> None:
     """A value that is to be written has its bytes, if a blob, and their true size."""
     raw = value.raw
-    if value.kind not in VALUE_KINDS:
-        raise InvalidEventError(
-            f"field {field_name!r} has the unsupported value kind {value.kind!r}",
-            code="unsupported_value_kind",
-        )
+    value.check()
     if not isinstance(raw, DatagenBlobValue) or stored:
         return
     if raw.bytes is None:

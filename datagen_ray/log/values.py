@@ -150,6 +150,8 @@ class DatagenValue:
 
     kind: ValueKind
     raw: RawValue = field(repr=False)
+    is_sound: bool = field(default=True, init=False, repr=False)
+    """Whether ``raw`` is known to fit the kind; not so for what was read from a log."""
 
     def __post_init__(self) -> None:
         kind, raw = self.kind, self.raw
@@ -172,10 +174,31 @@ class DatagenValue:
     @classmethod
     def as_stored(cls, kind: str, raw: object) -> DatagenValue:
         """The value that a stored row holds, as it stands: nothing is checked."""
+        return cls._unchecked(kind, raw, is_sound=False)
+
+    @classmethod
+    def _unchecked(cls, kind: str, raw: object, *, is_sound: bool) -> DatagenValue:
         value = object.__new__(cls)
         object.__setattr__(value, "kind", kind)
         object.__setattr__(value, "raw", raw)
+        object.__setattr__(value, "is_sound", is_sound)
         return value
+
+    def check(self) -> None:
+        """Raise :class:`InvalidEventError` unless ``raw`` fits the kind, as a write must see to.
+
+        JSON that was read need not be in our spelling (programs write exponents differently), but
+        it must be JSON.
+        """
+        if self.is_sound:
+            return
+        if self.kind != "json":
+            DatagenValue(self.kind, self.raw)
+            return
+        try:
+            json_text(self.value)
+        except DamagedLogError as error:
+            raise _refuse(str(error), "bad_json") from error
 
     @classmethod
     def of(cls, value: object) -> DatagenValue:
@@ -202,7 +225,7 @@ class DatagenValue:
     @classmethod
     def json(cls, value: Any) -> DatagenValue:
         """A JSON value, whatever ``value``'s own type: also of a bare number or string."""
-        return cls.as_stored("json", json_text(value))
+        return cls._unchecked("json", json_text(value), is_sound=True)
 
     @classmethod
     def from_dict(cls, data: object) -> DatagenValue:

@@ -13,12 +13,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
-from datagen_ray.errors import (
-    DamagedLogError,
-    InvalidEventError,
-    InvalidItemIdError,
-    ItemViolationError,
-)
+from datagen_ray.errors import InvalidEventError, InvalidItemIdError, ItemViolationError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType
 from datagen_ray.log.fold import fold_datagen_events
 from datagen_ray.log.validate import check_stored_event
@@ -197,8 +192,6 @@ def row_violation(event: DatagenEvent) -> LogViolation | None:
         check_stored_event(event)
     except (InvalidEventError, InvalidItemIdError) as error:
         return LogViolation(_kind(error.code), event.item_id, (event.event_id,), str(error))
-    except DamagedLogError as error:
-        return LogViolation(_K.UNREADABLE_VALUE, event.item_id, (event.event_id,), str(error))
     return None
 
 

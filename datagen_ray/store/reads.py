@@ -43,6 +43,7 @@ from datagen_ray.store.snapshot import (
     LogReader,
     Snapshot,
     SourceVanishedError,
+    dedupe,
     verified_blob,
 )
 from datagen_ray.store.verify import LogReport, verify_snapshot
@@ -179,7 +180,20 @@ class LogReads:
             raise ConfigError(
                 f"the log has no column {unknown[0]!r}; it has {', '.join(DATAGEN_SCHEMA.names)}"
             )
-        for piece in self._reader.snapshot().stream(columns, where):
+        return self._streamed(columns, where)
+
+    def _streamed(
+        self, columns: Sequence[str], where: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        def begin(snapshot: Snapshot) -> tuple[pa.Table | None, Iterator[pa.Table]]:
+            # What can vanish is read before the first piece; the base table's files stay.
+            pieces = snapshot.stream(columns, where)
+            return next(pieces, None), pieces
+
+        first, others = self._retried(begin)
+        if first is not None:
+            yield from first.to_batches()
+        for piece in others:
             yield from piece.to_batches()
 
     def verify(self, *, blobs: bool = False) -> LogReport:
@@ -268,10 +282,10 @@ class LogReads:
             names = list(columns) if column in columns else [*columns, column]
             pieces = [
                 piece.filter(pc.is_in(piece.column(column), value_set=wanted))
-                for piece in snapshot.stream(names, None)
+                for _, piece in snapshot.pieces(names, None)
             ]
             rows = pa.concat_tables([_empty(names), *pieces], promote_options="permissive")
-            return rows.select(list(columns))
+            return dedupe(rows).select(list(columns))
 
         return self._retried(read)
 

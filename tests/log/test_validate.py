@@ -60,6 +60,7 @@ VALID = {
         2, status="filtered", step_name="s", step_kind="leaf", step_index=0, error_dump="why"
     ),
     "largest numbers": completed(2**63 - 1, attempt=2**31 - 1, step_index=2**63 - 1),
+    "JSON in another's spelling": field_set(2, DatagenValue.as_stored("json", '{"b": 1e22}')),
     "any event id": created(event_id="not a uuid"),
 }
 
@@ -130,6 +131,10 @@ REFUSED: dict[str, tuple[DatagenEvent, str]] = {
         field_set(2, blob(b"abc", 3, blob_checksum(b"abd"))), "blob_checksum_mismatch"),
     "unknown value kind": (
         field_set(2, DatagenValue.as_stored("date", None)), "unsupported_value_kind"),
+    "number that is none": (
+        field_set(2, DatagenValue.as_stored("int", None)), "wrong_type"),
+    "number as text": (field_set(2, DatagenValue.as_stored("int", "1")), "wrong_type"),
+    "JSON that is none": (field_set(2, DatagenValue.as_stored("json", "{")), "bad_json"),
     "unknown event type": (stored(created(), event_type="MERGED"), "unsupported_event_type"),
     "unknown step kind": (stored(completed(2), step_kind="fork"), "unsupported_step_kind"),
     "unknown status": (stored(terminal(2), status="lost"), "unsupported_status"),
