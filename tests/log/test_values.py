@@ -139,10 +139,14 @@ def test_a_json_value_that_holds_itself_is_refused() -> None:
         (lambda: DatagenValue("blob", b"x"), "wrong_type"),
         (lambda: DatagenValue("date", "x"), "unsupported_value_kind"),
         (lambda: DatagenValue.from_dict({"kind": "date", "value": 1}), "unsupported_value_kind"),
+        (lambda: DatagenValue.from_dict({"kind": 5, "value": 1}), "wrong_type"),
+        (lambda: DatagenValue.from_dict({"kind": "blob", "bytes": b"", "size": "0"}), "wrong_type"),
         (lambda: DatagenValue.from_dict({"value": 1}), "value_missing_key"),
         (lambda: DatagenValue.from_dict({"kind": "int"}), "value_missing_key"),
         (lambda: DatagenValue.from_dict([1]), "wrong_type"),
         (lambda: DatagenValue.from_dict({"kind": "blob", "bytes": [256]}), "out_of_range"),
+        (lambda: DatagenValue.from_dict({"kind": "blob", "bytes": ["a"]}), "wrong_type"),
+        (lambda: DatagenValue.from_dict({"kind": "blob", "bytes": [1.0]}), "wrong_type"),
         (lambda: DatagenValue.from_dict({"kind": "blob", "bytes": "x"}), "wrong_type"),
     ],
 )
@@ -150,6 +154,11 @@ def test_what_no_value_can_hold_is_refused(make: Any, code: str) -> None:
     with pytest.raises(InvalidEventError) as caught:
         make()
     assert caught.value.code == code
+
+
+def test_nan_in_json_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidEventError, match="use a field of kind float"):
+        DatagenValue.json({"a": math.nan})
 
 
 def test_an_integer_too_long_for_text_is_refused_clearly() -> None:
@@ -213,6 +222,12 @@ def test_a_field_update_takes_the_exchange_form() -> None:
         }
     )
     assert update.value.value == DatagenBlobValue(b"x", 1, None)
+    with pytest.raises(InvalidEventError) as caught:
+        DatagenFieldUpdate.from_dict(
+            {"name": "n", "op": "set", "field_type": "t", "codec_version": "1",
+             "value": {"kind": "int", "value": 1}}
+        )  # fmt: skip
+    assert caught.value.code == "wrong_type"
     for missing in ("name", "op", "field_type", "value"):
         data = {"name": "b", "op": "set", "field_type": "t", "value": {"kind": "int", "value": 1}}
         del data[missing]

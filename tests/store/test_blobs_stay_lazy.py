@@ -110,7 +110,7 @@ def check(folder: Path, *, items: int, steps: int, blobs: int, merged: bool) -> 
     sys.stdout.write(f"{found}\n")
     assert found["items"] == items + 8
     # All rows are read several times over, and yet much less than there is in blobs.
-    assert found["read_bytes"] < found["events"] * 1500 + (1 << 20)
+    assert found["read_bytes"] < found["events"] * 650 + (1 << 20)
     assert found["disk_bytes"] < found["events"] * 1500 + (8 << 20)
     assert found["blob_bytes"] == BLOB_BYTES
     assert found["blob_read_bytes"] < 3 * BLOB_BYTES
