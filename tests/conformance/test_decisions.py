@@ -1,7 +1,6 @@
 """Each row of the table that decides where we differ from the reference, against the real store.
 
-The table's ids are in the marks, so ``-m`` and the names together say what is covered; the last
-test holds the list to be whole.
+``decides`` notes which rows a test is about; the last test holds the list to be whole.
 """
 
 from __future__ import annotations

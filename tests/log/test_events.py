@@ -81,6 +81,7 @@ def test_words_of_the_exchange_form_become_members() -> None:
         (minimal(value_i64=1), "unknown_key"),
         ({k: v for k, v in minimal().items() if k != "run_id"}, "missing_key"),
         (minimal(event_type="item_created"), "unsupported_event_type"),
+        (minimal(event_type=5), "wrong_type"),
         (minimal(step_kind="Leaf"), "unsupported_step_kind"),
         (minimal(status="done"), "unsupported_status"),
         (minimal(item_seq="1"), "wrong_type"),
@@ -175,6 +176,27 @@ def test_a_position_is_all_five_parts() -> None:
         DatagenStreamPosition("s", DatagenStepKind.LEAF, 0, None, ""),
     ]
     assert len({base, *others}) == 6
+
+
+def test_a_position_has_an_exchange_form_of_its_own() -> None:
+    data = {"step_name": "s", "step_kind": "leaf", "index": 3, "enclosing": "e"}
+    position = DatagenStreamPosition.from_dict(data)
+    assert position == DatagenStreamPosition("s", DatagenStepKind.LEAF, 3, "e")
+    assert str(position) == "s[3] (leaf in e)"
+    for change, code in (
+        ({"index": "3"}, "wrong_type"),
+        ({"index": True}, "wrong_type"),
+        ({"step_kind": "x"}, "unsupported_step_kind"),
+        ({"step_name": 5}, "wrong_type"),
+        ({"enclosing": "\ud800"}, "not_utf8"),
+    ):
+        with pytest.raises(InvalidEventError) as caught:
+            DatagenStreamPosition.from_dict({**data, **change})
+        assert caught.value.code == code
+    for name in ("step_name", "step_kind", "index"):
+        with pytest.raises(InvalidEventError) as caught:
+            DatagenStreamPosition.from_dict({key: data[key] for key in data if key != name})
+        assert caught.value.code == "missing_key"
 
 
 def test_an_event_that_names_no_whole_step_has_no_position() -> None:
