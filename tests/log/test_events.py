@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -239,3 +240,10 @@ def test_content_tells_apart_every_stored_column() -> None:
     for name, other in changes.items():
         seen.add(stored(event, **{name: other}).content())
     assert len(seen) == 1 + len(changes)
+
+
+def test_events_travel_between_processes_unchanged() -> None:
+    for event in (created(), field_set(2, {"a": 1}), field_set(2, b"x"), row("FAILED", 3)):
+        copy = pickle.loads(pickle.dumps(event))
+        assert copy == event
+        assert copy.content() == event.content()
