@@ -54,9 +54,10 @@ from datagen_ray.log.ids import DatagenItemId, datagen_event_id
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenBlobValue, DatagenFieldUpdate, DatagenValue
 from datagen_ray.log.violations import LogViolation, LogViolationKind
-from datagen_ray.pipeline.codecs import Codec
+from datagen_ray.pipeline.codec import Codec
 from datagen_ray.pipeline.context import StepContext
 from datagen_ray.pipeline.item import Item, LazyBlob, SubItem
+from datagen_ray.pipeline.limits import RateLimit
 from datagen_ray.pipeline.local import LocalRunSummary, run_local
 from datagen_ray.pipeline.nodes import (
     Branch,
@@ -68,6 +69,7 @@ from datagen_ray.pipeline.nodes import (
     SubPipeline,
 )
 from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.ready_codecs import codec_for, numpy_codec, stored
 from datagen_ray.pipeline.results import Append, Filtered, Permanent
 from datagen_ray.pipeline.retry import Retry
 from datagen_ray.pipeline.steps import step
@@ -131,6 +133,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "PipelineMismatchError",
+    "RateLimit",
     "Retry",
     "RootStatuses",
     "Router",
@@ -144,8 +147,11 @@ __all__ = [
     "ValueTooLargeError",
     "WriterFencedError",
     "WriterPoisonedError",
+    "codec_for",
     "datagen_event_id",
     "fold_datagen_events",
+    "numpy_codec",
     "run_local",
     "step",
+    "stored",
 ]

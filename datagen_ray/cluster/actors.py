@@ -1,4 +1,4 @@
-"""The one file that makes Ray actors: names, restarts and resources of workers are decided here.
+"""The one file that makes workers Ray actors: their names, restarts and resources are decided here.
 
 What a call to a worker means. A reply: it was done. ``ActorUnavailableError``: it may or may not
 have been done, on a worker that may still be alive; asking it to start tells which life of it
@@ -25,6 +25,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 
 from datagen_ray.cluster.driver import WorkerHandle, WorkerLostError
 from datagen_ray.cluster.messages import Assignment, Collected, WorkerConfig, WorkerReport
+from datagen_ray.cluster.remote_steps import RayCalls
+from datagen_ray.cluster.shared_actors import RayLimits, SharedActors, SharedNames
+from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, InternalError
 
@@ -39,12 +42,15 @@ class WorkerActor:
 
     def __init__(self, config: WorkerConfig) -> None:
         context = ray.get_runtime_context()
+        shared: SharedNames = config.shared or SharedNames()
         self._drain_s = config.drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker = Worker(
             config,
             load_pipeline=cloudpickle.loads,
             incarnation=context.get_worker_id(),
+            remote=RayCalls(StepSource(config.pipeline, config.import_paths), shared),
+            limits=None if shared.ledger is None else RayLimits(ray.get_actor(shared.ledger)),
         )
 
     async def start(self) -> WorkerReport:
@@ -133,11 +139,12 @@ class RayFleet:
     """Starts worker actors on a Ray cluster, its own or one that runs already.
 
     ``config`` is given to every worker, with its slot; ``name`` begins the names of the actors.
-    Both are set by whoever took the run term.
+    Both are set by whoever took the run term, as is ``shared``, what the workers of a run share.
     """
 
     def __init__(self, options: RayOptions) -> None:
         self.config: WorkerConfig | None = None
+        self.shared: SharedActors | None = None
         self.name = ""
         self._options = options
         self._lives = 0
@@ -177,7 +184,9 @@ class RayFleet:
         self._started_ray = True
 
     def close(self) -> None:
-        """Leave Ray, and with that end a cluster of our own."""
+        """End what the workers shared, leave Ray, and with that end a cluster of our own."""
+        if self.shared is not None:
+            self.shared.close()
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
@@ -186,6 +195,10 @@ class RayFleet:
         """A new actor for the slot; it stays pending until the cluster has room for it."""
         if self.config is None:
             raise InternalError("a worker was spawned before the run term was taken")
+        if self.shared is not None and self.config.shared is None:
+            if self._options.address is None and self._started_ray:
+                self.shared.check_room()
+            self.config = replace(self.config, shared=self.shared.names())
         self._lives += 1
         actor_class = cast("Callable[..., Any]", ray.remote)(WorkerActor)
         actor = actor_class.options(

@@ -50,7 +50,8 @@ class WorkerConfig:
 
     ``pipeline`` is the pickled pipeline; ``import_paths`` are where the modules that it names lie,
     relative ones against the working directory of the worker. ``slot`` is the name of the shard.
-    A root with ``max_failures`` FAILED rows in one stream is left alone; None: never.
+    A root with ``max_failures`` FAILED rows in one stream is left alone; None: never. ``shared``
+    names what the run's workers share, as the cluster at hand has it.
     """
 
     log_uri: str
@@ -63,6 +64,7 @@ class WorkerConfig:
     storage_options: Mapping[str, str] | None = None
     fsync: bool = True
     drain_s: float = 20.0
+    shared: Any = None
 
 
 @dataclass(frozen=True)

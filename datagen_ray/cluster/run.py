@@ -25,8 +25,11 @@ from datagen_ray.clock import new_run_id
 from datagen_ray.cluster.actors import RayFleet, RayOptions, pickle_pipeline
 from datagen_ray.cluster.driver import Driver, DriverConfig
 from datagen_ray.cluster.messages import RunCounts, WorkerConfig
+from datagen_ray.cluster.shared_actors import SharedActors, cpus_for_steps
+from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
 from datagen_ray.errors import ConfigError, DatagenError
+from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
 from datagen_ray.sources import Rows, RowSource, count_keys, open_source, source_rows
 from datagen_ray.store.bulk import RootStatuses
@@ -64,6 +67,7 @@ def run(
     ray_options: RayOptions | None = None,
     listener: ProgressListener | None = None,
     by_value: Sequence[ModuleType] = (),
+    redact: Redact | None = None,
 ) -> RunSummary:
     """Run every root of ``source`` that has not ended yet, and say how it went.
 
@@ -73,7 +77,8 @@ def run(
     processes that own a shard each and run up to ``concurrency`` roots at once. A root that fails
     is resumed ``max_root_retries`` times, then counted as failed; later runs leave it alone,
     unless ``retry_exhausted``. More than ``max_failures`` such roots end the run early.
-    ``by_value`` are modules whose code is sent to the workers.
+    ``by_value`` are modules whose code is sent to the workers. ``redact`` is by default the
+    pipeline's.
 
     Raises an ``InputError``, with nothing written, for what cannot be right;
     ``RunSupersededError`` when a later run took over; ``ClusterLostError`` when Ray went away. All
@@ -87,9 +92,14 @@ def run(
     rows = open_source(source)
     total = count_keys(rows, key)
     _check_writable(uri)
+    if redact is not None:
+        pipeline = pipeline.redacting(redact)
     pickled = pickle_pipeline(pipeline, by_value)
     options = _ray_options(ray_options or RayOptions(), address, workers)
     count = workers or options.cluster_cpus or 2
+    if options.cluster_cpus is not None:
+        more = cpus_for_steps(pipeline, os.cpu_count() or 1)
+        options = replace(options, cluster_cpus=options.cluster_cpus + more)
     fingerprint = pipeline.fingerprint()
     run_id = f"{new_run_id()}-{fingerprint[:8]}"
     fleet = RayFleet(options)
@@ -108,10 +118,10 @@ def run(
             origin=f"{socket.gethostname()}:{os.getpid()}",
             fsync=fsync,
         )
-        _report_changes(said, previous, pipeline)
         claim_all_shards(uri, storage_options, fsync=fsync)
         said.phase("reading the log")
         statuses = store.root_item_statuses(None)
+    _report_changes(said, previous, pipeline, statuses)
     fleet.name = f"datagen_ray/{pipeline.name}/{experiment}/{run_id}"
     fleet.config = WorkerConfig(
         log_uri=uri,
@@ -125,6 +135,7 @@ def run(
         fsync=fsync,
         drain_s=drain_s,
     )
+    fleet.shared = SharedActors(pipeline, StepSource(pickled, import_paths()), fleet.name)
     ownership = LogOwnership(uri, term, storage_options, fsync)
     driver = Driver(
         DriverConfig(
@@ -293,7 +304,9 @@ def _keep_token_in_memory() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
-def _report_changes(said: ProgressListener, previous: RunTerm | None, pipeline: Pipeline) -> None:
+def _report_changes(
+    said: ProgressListener, previous: RunTerm | None, pipeline: Pipeline, statuses: RootStatuses
+) -> None:
     if previous is None or not isinstance(previous.pipeline_tree, Mapping):
         return
     if previous.fingerprint == pipeline.fingerprint():
@@ -301,6 +314,10 @@ def _report_changes(said: ProgressListener, previous: RunTerm | None, pipeline: 
     said.note(f"the pipeline changed since run {previous.run_id}:")
     for change in tree_changes(previous.pipeline_tree, pipeline.tree()):
         said.note(f"  {change}")
+    running = sum(not statuses.is_terminated(root_id) for root_id in statuses)
+    said.note(
+        f"  running roots that were begun before: {running}; roots that ended stay as they are"
+    )
 
 
 def _run_to_end(driver: Driver) -> RunCounts:

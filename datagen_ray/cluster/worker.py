@@ -49,6 +49,8 @@ from datagen_ray.errors import (
 )
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.pipeline.executor import Executor, RootTask
+from datagen_ray.pipeline.limits import Limits
+from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.store.runs import check_not_superseded
 from datagen_ray.store.store import DatagenStore
 
@@ -86,6 +88,7 @@ class Worker:
 
     ``load_pipeline`` turns the bytes of the config into a pipeline; it is handed in since only the
     caller knows how they were made. ``incarnation`` is any text that no other life of the slot has.
+    ``remote`` runs placed steps, ``limits`` are those of the run; see the executor.
     """
 
     def __init__(
@@ -94,10 +97,14 @@ class Worker:
         *,
         load_pipeline: Callable[[bytes], Any],
         incarnation: str,
+        remote: RemoteCalls | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._config = config
         self._load_pipeline = load_pipeline
         self._incarnation = incarnation
+        self._remote = remote
+        self._limits = limits
         self._starting: asyncio.Task[WorkerReport] | None = None
         self._store: DatagenStore | None = None
         self._executor: Executor | None = None
@@ -154,6 +161,8 @@ class Worker:
                 blobs=_Blobs(store),
                 max_in_flight_roots=config.concurrency,
                 max_failures=config.max_failures,
+                remote=self._remote,
+                limits=self._limits,
             )
             await executor.start()
             # Its failures are raised by the close at the latest; appends do not depend on it.

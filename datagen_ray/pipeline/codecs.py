@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from datagen_ray.errors import CodecError, InvalidEventError, PipelineError, ValueTooLargeError
 from datagen_ray.log.values import DatagenBlobValue, DatagenFieldUpdate, DatagenValue, ValueKind
+from datagen_ray.pipeline.codec import NATIVE, NATIVE_IDS, Codec
+from datagen_ray.pipeline.ready_codecs import codec_of_type
 from datagen_ray.pipeline.results import Append
 
 MAX_VALUE_BYTES = 64 * 1024 * 1024
@@ -22,43 +23,10 @@ MAX_VALUE_BYTES = 64 * 1024 * 1024
 MAX_BATCH_BYTES = 128 * 1024 * 1024
 """Most that one step may set. A batch that the log refused would leave a gap in ``item_seq``."""
 
-_NATIVE: dict[Any, ValueKind] = {
-    int: "int",
-    float: "float",
-    bool: "bool",
-    str: "str",
-    bytes: "blob",
-}
-_NATIVE_IDS = frozenset((*_NATIVE.values(), "json"))
-
-
-@dataclass(frozen=True)
-class Codec:
-    """How values of one user type are stored.
-
-    ``encode(value)`` returns what a field of ``kind`` can hold; ``decode(stored, version)`` is
-    given the version that wrote it, so that one codec reads all of its history. ``id`` must never
-    change.
-    """
-
-    id: str
-    version: int
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any, int], Any]
-    kind: ValueKind = "json"
-
-    def __post_init__(self) -> None:
-        if not self.id or self.id in _NATIVE_IDS:
-            raise PipelineError(f"codec id {self.id!r} is empty or a built-in one; choose another")
-        if type(self.version) is not int or self.version < 1:
-            raise PipelineError(f"codec {self.id!r}: version must be a whole number of at least 1")
-        if self.kind not in _NATIVE_IDS:
-            raise PipelineError(f"codec {self.id!r}: {self.kind!r} is no value kind")
-
 
 def is_native(field_type: str) -> bool:
     """Whether a stored value needs no codec of a user."""
-    return field_type in _NATIVE_IDS
+    return field_type in NATIVE_IDS
 
 
 class FieldType(NamedTuple):
@@ -103,14 +71,17 @@ def _field_type(declared: Any, name: str, where: str) -> FieldType:
         declared = get_args(declared)[0] if get_args(declared) else Any
     if isinstance(declared, Codec):
         return FieldType(declared, declared.kind, append)
-    if isinstance(declared, type) and declared in _NATIVE:
-        return FieldType(None, _NATIVE[declared], append)
+    if isinstance(declared, type) and declared in NATIVE:
+        return FieldType(None, NATIVE[declared], append)
+    codec = codec_of_type(declared, f"{where}: field {name!r}")
+    if codec is not None:
+        return FieldType(codec, codec.kind, append)
     origin = get_origin(declared) or declared
     if origin in (Any, Union, types.UnionType, dict, list, tuple, Mapping, object):
         return FieldType(None, "json", append)
     raise PipelineError(
         f"{where}: field {name!r} is declared as {declared!r}, which no value kind holds; declare "
-        "int, float, bool, str, bytes, dict, list, or a Codec"
+        "int, float, bool, str, bytes, dict, list, a class under @stored, or a Codec"
     )
 
 
@@ -165,13 +136,14 @@ class FieldTypes:
     def decode(self, name: str, stored: Stored, blob: bytes | None = None) -> Any:
         """The Python value of one recorded value, not yet frozen; ``blob`` are its loaded bytes."""
         raw: Any = stored.value.value if stored.value.kind != "blob" else blob
-        if stored.field_type in _NATIVE_IDS:
+        if stored.field_type in NATIVE_IDS:
             return raw
         codec = self.codecs.get(stored.field_type)
         if codec is None:
             raise CodecError(
-                f"field {name!r} was written by the codec {stored.field_type!r}, which is not "
-                "registered; give it to the Pipeline (codecs=[...])"
+                f"field {name!r} was written by version {stored.codec_version} of the codec "
+                f"{stored.field_type!r}, which is not registered; give it to the Pipeline "
+                "(codecs=[...]), or declare the field with its type"
             )
         if stored.codec_version > codec.version:
             raise CodecError(
@@ -182,7 +154,7 @@ class FieldTypes:
 
     def needs_bytes(self, stored: Stored) -> bool:
         """Whether reading the value takes its blob: a codec has to see it, a plain blob is lazy."""
-        return stored.value.kind == "blob" and stored.field_type not in _NATIVE_IDS
+        return stored.value.kind == "blob" and stored.field_type not in NATIVE_IDS
 
 
 def _encode(name: str, value: Any, kept: FieldType) -> DatagenValue:

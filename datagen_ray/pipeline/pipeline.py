@@ -6,6 +6,7 @@ hash of that. Bodies of functions are in neither: they may change between runs.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -13,7 +14,8 @@ from typing import Any
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.values import json_text
-from datagen_ray.pipeline.codecs import Codec, FieldType, FieldTypes, declare_fields
+from datagen_ray.pipeline.codec import Codec
+from datagen_ray.pipeline.codecs import FieldType, FieldTypes, declare_fields
 from datagen_ray.pipeline.failures import Redact, redact_secrets
 from datagen_ray.pipeline.limits import asked_limits
 from datagen_ray.pipeline.nodes import (
@@ -62,6 +64,12 @@ class Pipeline(PipelineLike):
         own = declare_fields(fields, f"pipeline {name!r}")
         joined = _join_fields(self.name, own, self.body)
         self.types = FieldTypes(joined, _codecs_by_id(self.name, codecs, self.body))
+
+    def redacting(self, redact: Redact) -> Pipeline:
+        """The same pipeline with another ``redact``."""
+        other = copy.copy(self)
+        other.redact = redact
+        return other
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents first."""

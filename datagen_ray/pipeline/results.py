@@ -34,4 +34,5 @@ class Append:
 
     @classmethod
     def __class_getitem__(cls, element: Any) -> GenericAlias:
-        return GenericAlias(cls, (element,))
+        # typing rebuilds an alias with its arguments as a tuple.
+        return GenericAlias(cls, element if isinstance(element, tuple) else (element,))

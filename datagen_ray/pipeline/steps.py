@@ -11,7 +11,15 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias, overload
+from typing import (
+    Any,
+    ClassVar,
+    TypeAlias,
+    get_args,
+    get_type_hints,
+    is_typeddict,
+    overload,
+)
 
 from datagen_ray.errors import PipelineError
 from datagen_ray.log.events import DatagenStepKind
@@ -219,7 +227,8 @@ def step(
     one call; ``max_in_flight`` bounds the calls of this step that one worker makes at a time.
     With ``batch_size`` the callable takes a list of items (and as ``ctx`` that of their
     contexts), which is given ``max_wait_ms`` to fill, and returns a list of the same length.
-    ``fields`` declares the types of the fields that it returns; ``version`` makes items recorded
+    ``fields`` declares the types of the fields that it returns, by default the TypedDict that it
+    is annotated to return; ``version`` makes items recorded
     under another version a mismatch.
 
     Shared by all workers of a run: ``max_in_flight_run`` bounds the calls at a time, and
@@ -253,7 +262,8 @@ def step(
                 ),
             ),
         )
-        options = replace(options, fields=declare_fields(fields, f"step {label!r}"))
+        declared = _returned_fields(target) if fields is None else fields
+        options = replace(options, fields=declare_fields(declared, f"step {label!r}"))
         if not callable(target):
             raise PipelineError(f"step {label!r}: {target!r} cannot be called; decorate a function")
         forms = ("item",) if options.batch_size is None else ("items",)
@@ -270,6 +280,18 @@ def step(
         return Step(target, base_name=label, options=options)
 
     return decorate if function is None else decorate(function)
+
+
+def _returned_fields(target: Any) -> type | None:
+    """The TypedDict that the callable is annotated to return, if it is one."""
+    function = vars(target).get("__call__") if inspect.isclass(target) else target
+    try:
+        declared = get_type_hints(function).get("return")
+    except (NameError, TypeError, AttributeError):
+        return None  # annotations may name what only a type checker sees; they are no declaration
+    inner = [arg for arg in get_args(declared) if arg is not type(None)]
+    declared = inner[0] if len(inner) == 1 else declared
+    return declared if is_typeddict(declared) else None
 
 
 def _bound_call(cls: Any) -> Callable[..., Any]:
