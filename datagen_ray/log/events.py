@@ -181,7 +181,8 @@ def parse_timestamp(text: str) -> datetime:
 def _in_utc(moment: object) -> datetime:
     if not isinstance(moment, datetime):
         raise InvalidEventError(
-            f"event_ts must be a datetime, not {type(moment).__name__}", code="wrong_type"
+            f"event_ts must be a datetime or RFC 3339 text, not {type(moment).__name__}",
+            code="wrong_type",
         )
     if moment.tzinfo is timezone.utc:
         return moment
@@ -407,15 +408,7 @@ class DatagenEvent:
         if data.get("query_tags") is not None:
             columns["query_tags_json"] = json_text(data["query_tags"])
         moment = data.get("event_ts")
-        if isinstance(moment, str):
-            columns["event_ts"] = parse_timestamp(moment)
-        elif moment is not None:
-            if not isinstance(moment, datetime):
-                raise InvalidEventError(
-                    f"event_ts must be an RFC 3339 string or a datetime, not {moment!r}",
-                    code="wrong_type",
-                )
-            columns["event_ts"] = moment
+        columns["event_ts"] = parse_timestamp(moment) if isinstance(moment, str) else moment
         return cls(**columns)
 
     def to_dict(self) -> dict[str, Any]:
