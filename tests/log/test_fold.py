@@ -16,10 +16,12 @@ from datagen_ray import (
     DatagenStreamPosition,
     DatagenValue,
     FoldedDatagenItem,
+    InternalError,
     ItemViolationError,
     fold_datagen_events,
 )
 from datagen_ray.log.fold import (
+    failure_of,
     fold_tree,
     item_failures,
     order_events,
@@ -102,6 +104,12 @@ def test_failures_are_a_lens_of_their_own() -> None:
     )
     assert [failure.error.error_type for failure in failures] == ["A", "B"]
     assert item_failures([created()]) == []
+
+
+def test_only_a_failed_event_is_a_failure() -> None:
+    assert failure_of(row("FAILED", 2)).at is not None
+    with pytest.raises(InternalError):
+        failure_of(created())
 
 
 @given(st.randoms(use_true_random=False))
