@@ -45,6 +45,7 @@ async def plan_births(
     walk.emitter.check()
     item = await walk.item()
     ctx = walk.contexts(position)(0)
+    walk.env.observe("split", walk.item_id, position)
     inputs = await walk.env.code.call_heavy(node.split, (item,), ctx, as_list=True)
     if not isinstance(inputs, list):
         raise CodecError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from datagen_ray.errors import PipelineError
@@ -16,6 +17,8 @@ from datagen_ray.pipeline.signature import Shape, shape_of
 from datagen_ray.pipeline.steps import Step
 from datagen_ray.pipeline.threads import StepThreads
 
+Sleep = Callable[[float], Awaitable[None]]
+
 MakeContext = Callable[[int], StepContext]
 """From the number of the retry to the context of that call."""
 
@@ -24,8 +27,14 @@ class UserCode:
     """Everything of a pipeline that users wrote, ready to be called in one event loop."""
 
     def __init__(
-        self, threads: StepThreads, *, limits: Limits, remote: RemoteCalls | None = None
+        self,
+        threads: StepThreads,
+        *,
+        limits: Limits,
+        remote: RemoteCalls | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self._sleep = sleep
         self._threads = threads
         self._holder = Holder(limits)
         self._remote = remote
@@ -86,7 +95,7 @@ class UserCode:
             return await runner.once(item, make_context(number))
 
         try:
-            return await retry.call(once, seed=make_context(0).seed)
+            return await retry.call(once, seed=make_context(0).seed, sleep=self._sleep)
         except Exception as error:
             if calls:
                 note_retries(error, calls)

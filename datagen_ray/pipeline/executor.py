@@ -18,14 +18,19 @@ from typing import Any, Literal
 
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import ConfigError, DamagedLogError, InputError, InternalError
-from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenItemStatus
+from datagen_ray.log.events import (
+    DatagenEvent,
+    DatagenEventType,
+    DatagenItemStatus,
+    DatagenStreamPosition,
+)
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenFieldUpdate
 from datagen_ray.pipeline.births import birth_events
-from datagen_ray.pipeline.calls import UserCode
+from datagen_ray.pipeline.calls import Sleep, UserCode
 from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import Ending
-from datagen_ray.pipeline.environment import Environment
+from datagen_ray.pipeline.environment import Environment, Observe
 from datagen_ray.pipeline.failures import Redact, storable
 from datagen_ray.pipeline.fields import input_updates, merged
 from datagen_ray.pipeline.item import Reader
@@ -73,6 +78,7 @@ class Executor:
     exhausted; None for never. ``max_threads`` bounds the plain functions that run at a time.
     ``limits`` are what the workers of a run share, by default this executor's own; ``remote`` runs
     placed steps, which are refused without it. ``redact`` is by default the pipeline's.
+    ``observe`` is told of every call of user code, ``sleep`` waits between retries.
     ``limits`` are those that the workers of a run share, by default this executor's own;
     ``remote`` runs placed steps, which are refused without it. ``redact`` overrides the pipeline's.
     """
@@ -92,6 +98,8 @@ class Executor:
         redact: Redact | None = None,
         limits: Limits | None = None,
         remote: RemoteCalls | None = None,
+        observe: Observe | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         for name, value in (
             ("max_in_flight_roots", max_in_flight_roots),
@@ -112,6 +120,8 @@ class Executor:
         self._redact = redact or pipeline.redact
         self._limits = limits
         self._remote = remote
+        self._observe = observe or _unobserved
+        self._sleep = sleep
         self._env: Environment | None = None
         self._threads: StepThreads | None = None
         self._permits: asyncio.Semaphore | None = None
@@ -125,7 +135,12 @@ class Executor:
             return
         self._threads = StepThreads(self._max_threads)
         self._permits = asyncio.Semaphore(self._max_in_flight_roots)
-        code = UserCode(self._threads, limits=self._limits or Ledger(), remote=self._remote)
+        code = UserCode(
+            self._threads,
+            limits=self._limits or Ledger(sleep=self._sleep),
+            remote=self._remote,
+            sleep=self._sleep,
+        )
         await code.set_up(self.pipeline.steps())
         self._env = Environment(
             pipeline=self.pipeline,
@@ -136,6 +151,7 @@ class Executor:
             now=self._now,
             redact=self._redact,
             base_seed=self._seed,
+            observe=self._observe,
         )
 
     async def close(self) -> None:
@@ -281,6 +297,10 @@ class Executor:
                 f"root {task.root_id!r}: its source row changed since it was recorded "
                 f"({', '.join(names)}); the recorded inputs are used"
             )
+
+
+def _unobserved(kind: str, item_id: str, position: DatagenStreamPosition) -> None:
+    """What observes calls of user code where nobody does."""
 
 
 def _status(terminal: DatagenEvent) -> RootStatus:

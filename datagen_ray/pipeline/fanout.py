@@ -290,6 +290,7 @@ async def _reduce(
     code = walk.env.code
     item = await walk.item_or_fail(position)
     args = (results,) if code.shape(reduce).positional == 1 else (item, results)
+    walk.env.observe("reduce", walk.item_id, position)
     try:
         return await code.call_heavy(reduce, args, walk.contexts(position)(0))
     except Exception as error:  # noqa: BLE001 - user code may raise anything

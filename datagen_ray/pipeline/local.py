@@ -1,106 +1,34 @@
 """Running a pipeline in one process, without Ray, on a real log.
 
 The same promise as on a cluster, for one machine: what is durable is never run again, and calling
-:func:`run_local` once more goes on where the last call, or its crash, left the log. This is the one
-module of the layer that knows the store.
+:func:`run_local` once more goes on where the last call, or its crash, left the log. This module
+and ``local_run`` are the only ones of the layer that know the store.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from datagen_ray.clock import new_run_id
-from datagen_ray.errors import ConfigError, DamagedLogError
-from datagen_ray.log.events import DatagenEvent
+from datagen_ray.errors import ConfigError
 from datagen_ray.pipeline.executor import (
     DEFAULT_MAX_FAILURES,
-    Executor,
-    RootResult,
-    RootTask,
 )
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.here import HereCalls
-from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
+from datagen_ray.pipeline.local_run import Hooks, LocalRun, LocalRunSummary
+from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.placement import refuse_placed
 from datagen_ray.sources import (
     Rows,
     RowSource,
-    SourceRow,
     count_keys,
     open_source,
-    source_rows,
 )
-from datagen_ray.store.bulk import RootStatuses
 from datagen_ray.store.layout import log_uri as log_uri_of
-from datagen_ray.store.runs import (
-    begin_run,
-    check_not_superseded,
-    claim_all_shards,
-    latest_run,
-)
-from datagen_ray.store.store import DatagenStore
-
-_LOGGER = logging.getLogger("datagen_ray.local")
-
-LOCAL_SLOT = "local"
-"""The shard that local runs write to."""
-
-_CHUNK_ROWS = 256
-
-
-@dataclass
-class LocalRunSummary:
-    """How a local run ended. ``roots_total`` is skipped + resumed + fresh."""
-
-    run_id: str
-    log_uri: str
-    roots_total: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    fresh: int = 0
-    completed: int = 0
-    filtered: int = 0
-    failed: int = 0
-    steps_executed: int = 0
-    checkpoints: int = 0
-    elapsed_s: float = 0.0
-    failures: list[RootResult] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return self.failed == 0
-
-    def count(self, result: RootResult) -> None:
-        """Add one root that came to an end."""
-        if result.status == "completed":
-            self.completed += 1
-        elif result.status == "filtered":
-            self.filtered += 1
-        else:
-            self.failed += 1
-            self.failures.append(result)
-
-
-class StoreBlobs:
-    """Fetches blob bytes from a store, off the event loop."""
-
-    def __init__(self, store: DatagenStore) -> None:
-        self._store = store
-
-    async def load(self, event_id: str) -> bytes:
-        found = await asyncio.to_thread(self._store.get_blob, event_id)
-        if found is None:
-            raise DamagedLogError(f"the bytes of blob event {event_id} are gone from the log")
-        return found
 
 
 def run_local(
@@ -121,6 +49,7 @@ def run_local(
     fsync: bool = True,
     redact: Redact | None = None,
     placed: Literal["refuse", "here"] = "refuse",
+    hooks: Hooks | None = None,
 ) -> LocalRunSummary:
     """Run every root of ``rows`` that has not ended yet, up to ``concurrency`` at once.
 
@@ -130,7 +59,7 @@ def run_local(
     ``data``, or lies at ``log_uri``. A root that fails is resumed ``max_root_retries`` times; one
     with ``max_failures`` failures in a stream is left alone, unless ``retry_exhausted``. Steps that
     ask for resources or actors are refused, or run in this process with ``placed="here"``.
-    ``redact`` is by default the pipeline's.
+    ``redact`` is by default the pipeline's; ``hooks`` are for :mod:`datagen_ray.testing`.
 
     Raises ``SourceError``, with nothing written, for keys that are missing, empty or repeated;
     ``RunSupersededError`` or ``WriterFencedError`` when another run took over; ``StorageError``
@@ -151,7 +80,7 @@ def run_local(
     source = open_source(rows, storage_options=storage_options)
     count_keys(source, key)
     uri = log_uri or log_uri_of(str(root or "data"), pipeline.name, experiment)
-    run = _LocalRun(
+    run = LocalRun(
         pipeline=pipeline,
         source=source,
         key=key,
@@ -160,6 +89,7 @@ def run_local(
         concurrency=concurrency,
         max_root_retries=max_root_retries,
         fsync=fsync,
+        hooks=hooks or Hooks(),
     )
     options: dict[str, Any] = {
         "max_in_flight_roots": concurrency,
@@ -172,7 +102,7 @@ def run_local(
     return _in_event_loop(run, options)
 
 
-def _in_event_loop(run: _LocalRun, options: dict[str, Any]) -> LocalRunSummary:
+def _in_event_loop(run: LocalRun, options: dict[str, Any]) -> LocalRunSummary:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -195,170 +125,4 @@ def _in_event_loop(run: _LocalRun, options: dict[str, Any]) -> LocalRunSummary:
     return done[0]
 
 
-@dataclass
-class _LocalRun:
-    pipeline: Pipeline
-    source: RowSource
-    key: str | None
-    uri: str
-    storage_options: Mapping[str, str] | None
-    concurrency: int
-    max_root_retries: int
-    fsync: bool
-    changed: bool = False
-
-    async def run(self, options: dict[str, Any]) -> LocalRunSummary:
-        began = time.monotonic()
-        fingerprint = self.pipeline.fingerprint()
-        run_id = f"{new_run_id()}-{fingerprint[:8]}"
-        summary = LocalRunSummary(run_id=run_id, log_uri=self.uri)
-        store = await asyncio.to_thread(self._take_over, run_id, fingerprint)
-        try:
-            executor = Executor(
-                self.pipeline, store, run_id=run_id, blobs=StoreBlobs(store), **options
-            )
-            await executor.start()
-            try:
-                await self._run_all(store, executor, summary)
-            finally:
-                await executor.close()
-        finally:
-            await asyncio.to_thread(store.close)
-        summary.elapsed_s = round(time.monotonic() - began, 3)
-        return summary
-
-    def _take_over(self, run_id: str, fingerprint: str) -> DatagenStore:
-        """Claim first, then see that no later run exists, and only then let anybody read."""
-        DatagenStore.open(self.uri, storage_options=self.storage_options, fsync=self.fsync).close()
-        previous = latest_run(self.uri, self.storage_options)
-        term = begin_run(
-            self.uri,
-            run_id,
-            pipeline_tree=self.pipeline.tree(),
-            fingerprint=fingerprint,
-            storage_options=self.storage_options,
-            origin=f"run_local, process {os.getpid()}",
-            fsync=self.fsync,
-        )
-        self.changed = previous is not None and previous.fingerprint != fingerprint
-        if previous is not None and self.changed:
-            for change in tree_changes(previous.pipeline_tree, self.pipeline.tree()):
-                _LOGGER.warning("the pipeline changed since run %s: %s", previous.run_id, change)
-        claim_all_shards(self.uri, self.storage_options, fsync=self.fsync)
-
-        def check() -> None:
-            check_not_superseded(self.uri, term, self.storage_options)
-
-        store = DatagenStore.open(
-            self.uri,
-            shard_id=LOCAL_SLOT,
-            storage_options=self.storage_options,
-            create=False,
-            fsync=self.fsync,
-            before_reopen=check,
-        )
-        try:
-            check()
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    async def _run_all(
-        self, store: DatagenStore, executor: Executor, summary: LocalRunSummary
-    ) -> None:
-        statuses = await asyncio.to_thread(store.root_item_statuses)
-        if self.changed:
-            open_roots = sum(not statuses.is_terminated(root_id) for root_id in statuses)
-            _LOGGER.warning("%d running roots were begun by another pipeline", open_roots)
-        slots = asyncio.Semaphore(self.concurrency)
-        running: set[asyncio.Task[None]] = set()
-        broken: list[BaseException] = []
-
-        def ended(task: asyncio.Task[None]) -> None:
-            running.discard(task)
-            slots.release()
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                broken.append(error)
-
-        try:
-            for chunk in self._chunks(statuses, summary):
-                tasks = await self._tasks(store, statuses, chunk, summary)
-                for task in tasks:
-                    await slots.acquire()
-                    if broken:
-                        raise broken[0]
-                    job = asyncio.ensure_future(self._until_done(store, executor, task, summary))
-                    running.add(job)
-                    job.add_done_callback(ended)
-            while running:
-                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-                await asyncio.sleep(0)  # the callbacks that take tasks out of the set run next
-                if broken:
-                    raise broken[0]
-        finally:
-            for job in list(running):
-                job.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def _chunks(
-        self, statuses: RootStatuses, summary: LocalRunSummary
-    ) -> Iterator[list[tuple[str, Mapping[str, Any] | None]]]:
-        """Roots to run, in chunks: those of the source, then running ones that have left it."""
-        seen: set[str] = set()
-        rows = source_rows(self.source, self.key)
-        while batch := list(islice(rows, _CHUNK_ROWS)):
-            chunk: list[tuple[str, Mapping[str, Any] | None]] = []
-            for row in batch:
-                seen.add(row.root_id)
-                if self._is_to_run(statuses, row, summary):
-                    chunk.append((row.root_id, row.fields))
-            yield chunk
-        left: list[tuple[str, Mapping[str, Any] | None]] = [
-            (root_id, None)
-            for root_id in statuses
-            if root_id not in seen and not statuses.is_terminated(root_id)
-        ]
-        for start in range(0, len(left), _CHUNK_ROWS):
-            yield left[start : start + _CHUNK_ROWS]
-
-    def _is_to_run(self, statuses: RootStatuses, row: SourceRow, summary: LocalRunSummary) -> bool:
-        if statuses.is_terminated(row.root_id):
-            summary.skipped += 1
-            summary.roots_total += 1
-            return False
-        return True
-
-    async def _tasks(
-        self,
-        store: DatagenStore,
-        statuses: RootStatuses,
-        chunk: Sequence[tuple[str, Mapping[str, Any] | None]],
-        summary: LocalRunSummary,
-    ) -> list[RootTask]:
-        known = [
-            root_id for root_id, _ in chunk if root_id in statuses or root_id in statuses.violations
-        ]
-        histories: Mapping[str, Sequence[DatagenEvent]] = {}
-        if known:
-            histories = await asyncio.to_thread(store.events_for_roots, known)
-        summary.roots_total += len(chunk)
-        summary.resumed += len(known)
-        summary.fresh += len(chunk) - len(known)
-        return [RootTask(root_id, inputs, histories.get(root_id, ())) for root_id, inputs in chunk]
-
-    async def _until_done(
-        self, store: DatagenStore, executor: Executor, task: RootTask, summary: LocalRunSummary
-    ) -> None:
-        """One root, resumed after failures as often as is allowed."""
-        for retries_left in range(self.max_root_retries, -1, -1):
-            result = await executor.run(task)
-            summary.steps_executed += result.steps_executed
-            summary.checkpoints += result.checkpoints
-            # Without a step that raised it would fail again for the same reason.
-            if result.status != "failed" or not result.failures or not retries_left:
-                break
-            history = await asyncio.to_thread(store.events_for_root, task.root_id)
-            task = RootTask(task.root_id, None, history)
-        summary.count(result)
+__all__ = ["LocalRunSummary", "run_local"]

@@ -65,7 +65,13 @@ class Retry:
         spread = ((seed >> (failed_calls % 32)) & 0xFFFF) / 0xFFFF
         return max(base * (1 + self.jitter * spread), asked_wait_s(error))
 
-    async def call(self, function: Callable[[int], Awaitable[T]], *, seed: int) -> T:
+    async def call(
+        self,
+        function: Callable[[int], Awaitable[T]],
+        *,
+        seed: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> T:
         """Await ``function(retry)`` until it returns, or raise its last error."""
 
         def wait(state: tenacity.RetryCallState) -> float:
@@ -84,7 +90,7 @@ class Retry:
             wait=wait,
             retry=tenacity.retry_if_exception(self.retries),
             reraise=True,
-            sleep=asyncio.sleep,
+            sleep=sleep,
         )
         return await retrying(once)
 

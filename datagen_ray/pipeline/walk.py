@@ -192,6 +192,7 @@ class StreamWalk:
         self.emitter.check()
         self.tally.steps_executed += 1
         item = await self.item_or_fail(position)
+        self.env.observe("step", self.item_id, position)
         try:
             result = await self.env.code.call_step(step, item, self.contexts(position))
         except Exception as error:  # noqa: BLE001 - user code may raise anything
@@ -323,6 +324,7 @@ class StreamWalk:
     async def _inline(self, function: Any, position: DatagenStreamPosition, *more: Any) -> Any:
         self.emitter.check()
         item = await self.item_or_fail(position)
+        self.env.observe("choice", self.item_id, position)
         try:
             ctx = self.contexts(position)(0)
             return await self.env.code.call_inline(function, item, ctx, *more)
