@@ -49,6 +49,8 @@ from datagen_ray.store.merge import MergedGeneration, ShardMerger
 from datagen_ray.store.shard import list_shards, read_latest_manifest
 from datagen_ray.store.storage import LogStorage
 
+_GENERATIONS_AN_INDEX = 4
+
 
 @dataclass(frozen=True)
 class MaintenanceOptions:
@@ -252,7 +254,14 @@ def _merge_shard(
 ) -> None:
     merger = ShardMerger(storage, shard, before_commit=check)
     try:
-        report.merged += merger.run().generations
+        while True:
+            done = merger.run(at_most=_GENERATIONS_AN_INDEX).generations
+            report.merged += done
+            if len(done) < _GENERATIONS_AN_INDEX:
+                break
+            # each merge scans the rows that no index covers, so a backlog must not pile them up
+            with _part(report, "indexes"):
+                refresh_indexes(storage, before_commit=check)
     finally:
         if merger.held_back:
             report.held_back[shard] = sorted(merger.held_back)

@@ -134,14 +134,14 @@ class ShardMerger:
         waiting = (table for table in listed if table.generation not in self._held_back)
         return tuple(sorted(waiting, key=lambda table: table.generation))
 
-    def run(self, *, stop: Callable[[], bool] = bool) -> MergeReport:
-        """Merge and drain whatever is pending; ``stop`` is asked between two generations.
+    def run(self, *, at_most: int | None = None, stop: Callable[[], bool] = bool) -> MergeReport:
+        """Merge and drain what is pending; ``stop`` is asked between two generations.
 
         Raises StorageError, CommitConflictError among them, for what may be tried again, and
         DamagedLogError for a generation that cannot be merged.
         """
-        done = []
-        while not stop() and (pending := self.pending()):
+        done: list[MergedGeneration] = []
+        while len(done) != at_most and not stop() and (pending := self.pending()):
             outcome = self._merge(pending[0])
             if outcome is not None:
                 done.append(outcome)
