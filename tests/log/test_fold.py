@@ -170,6 +170,12 @@ VIOLATIONS: dict[str, tuple[list[DatagenEvent], str, tuple[str, ...]]] = {
         [created(), stored(field_set(2, 1), value=None)], "field_incomplete", ("5#2",)),
     "field without type": (
         [created(), stored(field_set(2, 1), field_type=None)], "field_incomplete", ("5#2",)),
+    "field without version": (
+        [created(), stored(field_set(2, 1), codec_version=None)], "field_incomplete", ("5#2",)),
+    "field without name": (
+        [created(), stored(field_set(2, 1), field_name=None)], "field_incomplete", ("5#2",)),
+    "step without kind": (
+        [created(), stored(completed(2), step_kind=None)], "step_missing", ("5#2",)),
     "terminal without status": (
         [created(), stored(terminal(2), status=None)], "terminal_requires_status", ("5#2",)),
     "terminal running": (
