@@ -4,7 +4,9 @@ What a user writes, lowest first::
 
     results    Append, Filtered, Permanent
     retry      Retry
-    codecs     Codec, declared fields
+    codec      Codec; ready_codecs for dataclasses, models and arrays; codecs for declared fields
+    limits     RateLimit, and the ledger of what workers share
+    placement  steps that run elsewhere, and the protocol for who can run them
     steps      step: leaves
     nodes      Sequence, Loop, MapReduce, Branch, SubPipeline, Conditional, Router
     pipeline   Pipeline: the checked tree
@@ -13,12 +15,15 @@ What runs it::
 
     item       the read-only view of an item, lazy blobs, sub-items
     context    ctx
-    calls      user code: threads, permits, retries, timeouts, batches
+    calls      user code: set-up, retries, choices
+    runner     one step: threads, permits, gates (gate), batches (batching), timeouts
+    here       placed steps in this process after all
+    sent       items and outcomes between processes
     replay     what the log has of a root, and the cursor along it
     emitter    rows on their way into the log
     walk       one stream: replay, then live
     births     how items come into the log
     fanout     sub-items, side by side, and their reduce
     executor   roots
-    local      a whole run in one process; the one module here that knows the store
+    local      a whole run in one process, with local_run; only these two know the store
 """

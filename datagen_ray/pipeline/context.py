@@ -42,8 +42,15 @@ class StepContext:
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose messages name the item and the step."""
-        return _ItemLogger(_LOGGER, {"item_id": self.item_id, "step": self.position.step_name})
+        """A logger whose messages name the item and the step, and whose records carry all."""
+        tags = {
+            "item_id": self.item_id,
+            "step": self.position.step_name,
+            "position": str(self.position),
+            "attempt": self.attempt,
+            "run_id": self.run_id,
+        }
+        return _ItemLogger(_LOGGER, tags)
 
 
 if TYPE_CHECKING:
