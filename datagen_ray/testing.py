@@ -20,7 +20,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -102,13 +102,13 @@ class CrashingSink:
         if not self.crashed:
             return asyncio.ensure_future(self._sink.append_async(events))
         if was_alive and self._last_is_durable:
-            return asyncio.ensure_future(self._unacknowledged(events))
+            return asyncio.ensure_future(self._unacknowledged(self._sink.append_async(events)))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.set_exception(self._crash())
         return future
 
-    async def _unacknowledged(self, events: Sequence[DatagenEvent]) -> None:
-        await self._sink.append_async(events)
+    async def _unacknowledged(self, durable: Awaitable[None]) -> None:
+        await durable
         raise self._crash()
 
     def _crash(self) -> Crashed:

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from datagen_ray.errors import WriterFencedError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType
 from datagen_ray.log.fold import FoldedDatagenItem, fold_datagen_events
 from datagen_ray.log.validate import validate_append
 from datagen_ray.pipeline.executor import Executor, RootResult, RootTask
 from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.testing import CrashingSink
 
 
 class ListLog:
@@ -60,11 +60,24 @@ def _without_blob(event: DatagenEvent) -> DatagenEvent:
     return replace(event, value=event.value.lazy())
 
 
-class ListSink:
-    """Takes ``limit`` batches, then behaves as a writer that was fenced.
+class _Memory:
+    """Takes every batch, and acknowledges it a moment later, as a real writer does."""
 
-    With ``last_is_durable`` the first batch that is not acknowledged is in the log all the same.
-    """
+    def __init__(self, log: ListLog, epoch: int) -> None:
+        self.log = log
+        self.writer_epoch = f"slot-0:{epoch}"
+
+    def append_async(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+        checked = validate_append(events)
+        assert checked, "an empty batch was appended"
+        self.log.batches.append(checked)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(_acknowledge, future)
+        return future
+
+
+class ListSink(CrashingSink):
+    """Takes ``limit`` batches, then behaves as a writer that was fenced."""
 
     def __init__(
         self,
@@ -74,28 +87,11 @@ class ListSink:
         limit: int | None = None,
         last_is_durable: bool = False,
     ) -> None:
-        self.log = log
-        self.writer_epoch = f"slot-0:{epoch}"
-        self._left = limit
-        self._last_is_durable = last_is_durable
-        self.stopped = False
-
-    def append_async(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        checked = validate_append(events)
-        assert checked, "an empty batch was appended"
-        if self._left == 0:
-            if not self.stopped and self._last_is_durable:
-                self.log.batches.append(checked)
-            self.stopped = True
-            future.set_exception(WriterFencedError("the test stops here"))
-            return future
-        if self._left is not None:
-            self._left -= 1
-        self.log.batches.append(checked)
-        # Acknowledged a moment later, as by a real writer: other streams go on meanwhile.
-        asyncio.get_running_loop().call_soon(_acknowledge, future)
-        return future
+        super().__init__(
+            _Memory(log, epoch),
+            crash_at=None if limit is None else limit + 1,
+            last_is_durable=last_is_durable,
+        )
 
 
 def _acknowledge(future: asyncio.Future[None]) -> None:
