@@ -30,7 +30,7 @@ from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import ConfigError
 from datagen_ray.store import layout
 from datagen_ray.store.claim import sync_manifest
-from datagen_ray.store.commits import CommitSync
+from datagen_ray.store.commits import CommitSync, unchecked
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_vanished, translate
 from datagen_ray.store.merge import missing_ids
@@ -83,10 +83,6 @@ class CollectionReport:
         return sum(removal.kind == kind for removal in self.removed)
 
 
-def _nothing() -> None:
-    return None
-
-
 def collect_garbage(
     storage: LogStorage,
     *,
@@ -95,7 +91,7 @@ def collect_garbage(
     wal_retention_s: float = WAL_RETENTION_S,
     leftover_age_s: float = LEFTOVER_AGE_S,
     now: Clock = utc_now,
-    before_removal: Callable[[], None] = _nothing,
+    before_removal: Callable[[], None] = unchecked,
 ) -> CollectionReport:
     """Delete covered WAL entries, drained SSTables and leftovers of a log.
 

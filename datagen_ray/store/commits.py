@@ -31,6 +31,10 @@ _LONGEST_WAIT_S = 2.0
 Result = TypeVar("Result")
 
 
+def unchecked() -> None:
+    """What is called before a commit where nobody else can have been elected."""
+
+
 class CommitConflictError(StorageError):
     """Others kept committing first; nothing of the commit is in the table. Try again later."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import ConfigError
-from datagen_ray.store.commits import CommitSync, commit_with_retries
+from datagen_ray.store.commits import CommitSync, commit_with_retries, unchecked
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.storage import LogStorage
 
@@ -61,10 +61,6 @@ class VersionCleanupReport:
     bytes: int = 0
 
 
-def _nothing() -> None:
-    return None
-
-
 def is_compaction_due(storage: LogStorage, *, small_fragments: int = SMALL_FRAGMENTS) -> bool:
     """Whether the base table has so many small fragments that joining them pays."""
     fragments = _open(storage).get_fragments()
@@ -73,7 +69,7 @@ def is_compaction_due(storage: LogStorage, *, small_fragments: int = SMALL_FRAGM
 
 
 def compact(
-    storage: LogStorage, *, before_commit: Callable[[], None] = _nothing
+    storage: LogStorage, *, before_commit: Callable[[], None] = unchecked
 ) -> CompactionReport:
     """Join fragments of less than about a million rows. Rewrites a few gigabytes a commit.
 
@@ -98,7 +94,7 @@ def compact(
 
 
 def refresh_indexes(
-    storage: LogStorage, *, before_commit: Callable[[], None] = _nothing
+    storage: LogStorage, *, before_commit: Callable[[], None] = unchecked
 ) -> IndexReport:
     """Make the indexes that look-ups use, and have them cover rows that were added since.
 
@@ -134,7 +130,7 @@ def cleanup_old_versions(
     storage: LogStorage,
     *,
     retention_s: float = VERSION_RETENTION_S,
-    before_commit: Callable[[], None] = _nothing,
+    before_commit: Callable[[], None] = unchecked,
 ) -> VersionCleanupReport:
     """Remove versions of the base table that are older than the retention, and their files.
 

@@ -32,6 +32,7 @@ from datagen_ray.store.collect import (
     CollectionReport,
     collect_garbage,
 )
+from datagen_ray.store.commits import unchecked
 from datagen_ray.store.compaction import (
     SMALL_FRAGMENTS,
     VERSION_RETENTION_S,
@@ -124,10 +125,6 @@ class MaintenanceReport:
         }
 
 
-def _nothing() -> None:
-    return None
-
-
 def maintain_once(
     uri: str,
     *,
@@ -135,7 +132,7 @@ def maintain_once(
     fsync: bool = True,
     skip_slots: Collection[str] = (),
     options: MaintenanceOptions | None = None,
-    check_still_leader: Callable[[], None] = _nothing,
+    check_still_leader: Callable[[], None] = unchecked,
     now: Clock = utc_now,
 ) -> MaintenanceReport:
     """Maintain a log once. Claims nothing; safe while the log is written and read.
@@ -186,7 +183,7 @@ def finish_log(
     storage_options: Mapping[str, str] | None = None,
     fsync: bool = True,
     options: MaintenanceOptions | None = None,
-    check_not_superseded: Callable[[], None] = _nothing,
+    check_not_superseded: Callable[[], None] = unchecked,
     now: Clock = utc_now,
 ) -> MaintenanceReport:
     """Leave a log at the end of a run small, quick to read, and whole in its base table.

@@ -38,7 +38,7 @@ from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import DamagedLogError, StorageError
 from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store import layout
-from datagen_ray.store.commits import CommitSync, commit_with_retries
+from datagen_ray.store.commits import CommitSync, commit_with_retries, unchecked
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.lance_errors import (
     LANCE_ERRORS,
@@ -97,10 +97,6 @@ class MergeReport:
         return tuple(i for done in self.generations for i in done.conflicting_event_ids)
 
 
-def _nothing() -> None:
-    return None
-
-
 class ShardMerger:
     """Merges and drains one shard's generations. Needs no claim; used by one thread at a time.
 
@@ -112,7 +108,7 @@ class ShardMerger:
         storage: LogStorage,
         shard: str,
         *,
-        before_commit: Callable[[], None] = _nothing,
+        before_commit: Callable[[], None] = unchecked,
     ) -> None:
         self.shard_id = shard
         self._storage = storage
