@@ -175,8 +175,9 @@ class Sandbox:
 
     def close(self) -> None:
         """End the servers that are idle. The sandbox starts new ones if it is used again."""
-        for _ in range(self._idle.qsize()):
-            pair = self._idle.get()
+        # All are taken out before any place is put back, or the last one put back comes out again.
+        idle = [self._idle.get() for _ in range(self._idle.qsize())]
+        for pair in idle:
             if pair is not None:
                 _close(pair)
             self._idle.put(None)

@@ -166,6 +166,15 @@ def test_a_closed_sandbox_starts_again() -> None:
         sandbox.close()
 
 
+def test_closing_ends_every_idle_server() -> None:
+    sandbox = Sandbox(pairs=2)
+    with sandbox._pair() as first, sandbox._pair() as second:
+        servers = (*first, *second)
+    sandbox.close()
+    assert len(servers) == 4
+    assert all(server._process.poll() is not None for server in servers)
+
+
 def test_a_dead_server_is_an_error_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = Sandbox(pairs=1)
     monkeypatch.setattr("sys.executable", "/bin/false")
