@@ -32,6 +32,9 @@ VersionRetention = Annotated[
     float, typer.Option(help="seconds that an old version stays; more than the longest export")
 ]
 SmallFragments = Annotated[int, typer.Option(help="so many small fragments are compacted")]
+LeaseTime = Annotated[
+    float, typer.Option(help="seconds of silence after which a maintainer is replaced")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,6 +49,7 @@ def maintain(
     wal_retention_s: WalRetention = WAL_RETENTION_S,
     version_retention_s: VersionRetention = VERSION_RETENTION_S,
     small_fragments: SmallFragments = SMALL_FRAGMENTS,
+    lease_s: LeaseTime = LEASE_S,
     storage_option: StorageOption = None,
     as_json: AsJson = False,
 ) -> int:
@@ -68,7 +72,7 @@ def maintain(
     maintain_until(
         threading.Event(),
         log_uri,
-        MaintenanceLease(log_uri, holder, lease_s=LEASE_S, storage_options=storage),
+        MaintenanceLease(log_uri, holder, lease_s=lease_s, storage_options=storage),
         interval_s=interval_s,
         storage_options=storage,
         options=options,

@@ -13,6 +13,8 @@ calls have ended, then runs ``__ray_shutdown__``, which is where a worker drains
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,18 +24,28 @@ from typing import Any, TypeVar, cast
 import ray
 from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from datagen_ray.clock import new_run_id
 from datagen_ray.cluster.driver import WorkerHandle, WorkerLostError
+from datagen_ray.cluster.maintainer import Maintainer, MaintainerConfig, MaintainerStatus
 from datagen_ray.cluster.messages import Assignment, Collected, WorkerConfig, WorkerReport
 from datagen_ray.cluster.remote_steps import RayCalls
 from datagen_ray.cluster.shared_actors import RayLimits, SharedActors, SharedNames
 from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, InternalError
+from datagen_ray.store.shared_compaction import RewriteTask, rewrite
 
 T = TypeVar("T")
 
+_LOGGER = logging.getLogger("datagen_ray.cluster")
+
 _CHECK_S = 20.0
+MAINTAINER_NICE = 10
+"""What a maintainer does can wait for whatever else wants its CPU."""
+REWRITE_TIMEOUT_S = 1800.0
+STOP_MAINTAINER_S = 20.0
 _CONNECT_S = 10.0
 
 
@@ -74,6 +86,49 @@ class WorkerActor:
         if self._loop is None or self._loop.is_closed() or not self._loop.is_running():
             return
         asyncio.run_coroutine_threadsafe(self._worker.drain(self._drain_s), self._loop).result()
+
+
+class MaintainerActor:
+    """A :class:`Maintainer` in a process of its own; it begins as soon as the process is there."""
+
+    def __init__(self, config: MaintainerConfig) -> None:
+        os.nice(MAINTAINER_NICE)
+        self._maintainer = Maintainer(
+            config,
+            holder=f"{socket.gethostname()}:{os.getpid()}:{config.term.run_id}:{new_run_id()}",
+            pid=os.getpid(),
+            rewriter=_rewrite_on_free_cpus,
+        )
+        self._maintainer.start()
+
+    def status(self) -> MaintainerStatus:
+        return self._maintainer.status()
+
+    def stop(self) -> None:
+        self._maintainer.stop()
+
+
+def _rewrite_on_free_cpus(tasks: Sequence[RewriteTask]) -> list[str]:
+    """As many Ray tasks as there are CPUs that nobody uses; without any, here, one by one.
+
+    Rewriting never waits for the CPU of a worker, which might be held for the whole run. What is
+    lost on the way is left out of the commit, and planned again at the next pass.
+    """
+    free = int(ray.available_resources().get("CPU", 0))
+    if free < 1 or len(tasks) == 1:
+        return [rewrite(task) for task in tasks]
+    remote = cast("Callable[..., Any]", ray.remote)(rewrite).options(
+        num_cpus=1, max_retries=2, name="compaction"
+    )
+    done: list[str] = []
+    for start in range(0, len(tasks), free):
+        for result in [remote.remote(task) for task in tasks[start : start + free]]:
+            try:
+                done.append(ray.get(result, timeout=REWRITE_TIMEOUT_S))
+            except RayError as error:
+                ray.cancel(result, force=True)
+                _LOGGER.warning("a part of a compaction was lost: %s", _reason(error))
+    return done
 
 
 class RayWorker:
@@ -145,10 +200,12 @@ class RayFleet:
     def __init__(self, options: RayOptions) -> None:
         self.config: WorkerConfig | None = None
         self.shared: SharedActors | None = None
+        self.maintenance: MaintainerConfig | None = None
         self.name = ""
         self._options = options
         self._lives = 0
         self._started_ray = False
+        self._maintainer: Any = None
 
     def open(self) -> None:
         """Start or join Ray, unless this process did already."""
@@ -179,12 +236,15 @@ class RayFleet:
             except (OSError, ValueError, RuntimeError, RayError) as error:
                 raise ConfigError(
                     f"no Ray cluster can be joined at {options.address!r}: {_reason(error)}; "
-                    "check --address and RAY_AUTH_MODE, or leave --address out to start one here"
+                    "check --address, and that this machine has the cluster's token "
+                    "(RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token), or leave --address "
+                    "out to start one here"
                 ) from error
         self._started_ray = True
 
     def close(self) -> None:
         """End what the workers shared, leave Ray, and with that end a cluster of our own."""
+        self._stop_maintainer()
         if self.shared is not None:
             self.shared.close()
         if self._started_ray:
@@ -208,6 +268,32 @@ class RayFleet:
             num_cpus=self._options.num_cpus,
         ).remote(replace(self.config, slot=slot))
         return RayWorker(actor)
+
+    def start_maintainer(self) -> None:
+        """Start the maintainer, if the run has one: near the driver, away from most workers."""
+        if self.maintenance is None or self._maintainer is not None:
+            return
+        here = ray.get_runtime_context().get_node_id()
+        actor_class = cast("Callable[..., Any]", ray.remote)(MaintainerActor)
+        self._maintainer = actor_class.options(
+            name=f"{self.name}/maintainer",
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=2,
+            num_cpus=self.maintenance.options.num_cpus,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+        ).remote(self.maintenance)
+
+    def _stop_maintainer(self) -> None:
+        """Have it leave office, so that the next one need not wait; end it in any case."""
+        maintainer, self._maintainer = self._maintainer, None
+        if maintainer is None or not ray.is_initialized():
+            return
+        try:
+            ray.get(maintainer.stop.remote(), timeout=STOP_MAINTAINER_S)
+        except RayError as error:
+            _LOGGER.info("the maintainer did not end in order: %s", _reason(error))
+        ray.kill(maintainer, no_restart=True)
 
     async def check(self) -> None:
         """Raises ClusterLostError when no node is left that could run a worker."""

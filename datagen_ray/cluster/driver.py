@@ -82,6 +82,9 @@ class Fleet(Protocol):
 
     def spawn(self, slot: str) -> WorkerHandle: ...
 
+    def start_maintainer(self) -> None:
+        """Start what keeps the log small during a long run; at once when called, and once."""
+
     async def check(self) -> None:
         """Raises ``ClusterLostError`` when no worker can ever be started again."""
 
@@ -105,6 +108,8 @@ class DriverConfig:
     patience_s: float = 30.0
     """How long a lost worker may take to come back before its roots go to others."""
     drain_s: float = 20.0
+    maintain_after_s: float = 10.0
+    """How long a run goes on before it gets a maintainer; shorter ones are tidied at their end."""
 
 
 class _HaltedError(Exception):
@@ -174,7 +179,11 @@ class Driver:
         self._fleet.open()
         tasks = [
             asyncio.ensure_future(work)
-            for work in (*map(self._serve, self._config.slots), self._watch_term())
+            for work in (
+                *map(self._serve, self._config.slots),
+                self._watch_term(),
+                self._maintained(),
+            )
         ]
         finished = asyncio.ensure_future(self._until_done())
         try:
@@ -206,6 +215,11 @@ class Driver:
     async def _until_done(self) -> None:
         while not self._roots.done:
             await self._changed.wait()
+
+    async def _maintained(self) -> None:
+        await asyncio.sleep(self._config.maintain_after_s)
+        await asyncio.to_thread(self._fleet.start_maintainer)
+        await asyncio.Event().wait()  # it looks after itself from now on
 
     async def _watch_term(self) -> None:
         while True:

@@ -8,6 +8,7 @@ run, on this machine alone, and ended with it.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -24,6 +25,7 @@ from types import ModuleType
 from datagen_ray.clock import new_run_id
 from datagen_ray.cluster.actors import RayFleet, RayOptions, pickle_pipeline
 from datagen_ray.cluster.driver import Driver, DriverConfig
+from datagen_ray.cluster.maintainer import MaintainerConfig, MaintainerOptions
 from datagen_ray.cluster.messages import RunCounts, WorkerConfig
 from datagen_ray.cluster.shared_actors import SharedActors, cpus_for_steps
 from datagen_ray.cluster.step_processes import StepSource
@@ -46,6 +48,7 @@ from datagen_ray.store.store import DatagenStore
 
 _JOB_FOLDER = "runtime_resources"
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+DEFAULT_MAINTAINER = MaintainerOptions()
 
 
 def run(
@@ -65,6 +68,7 @@ def run(
     drain_s: float = 20.0,
     fsync: bool = True,
     ray_options: RayOptions | None = None,
+    maintainer: MaintainerOptions | None = DEFAULT_MAINTAINER,
     listener: ProgressListener | None = None,
     by_value: Sequence[ModuleType] = (),
     redact: Redact | None = None,
@@ -77,6 +81,7 @@ def run(
     processes that own a shard each and run up to ``concurrency`` roots at once. A root that fails
     is resumed ``max_root_retries`` times, then counted as failed; later runs leave it alone,
     unless ``retry_exhausted``. More than ``max_failures`` such roots end the run early.
+    ``maintainer`` says when a run that goes on for long has one; None: never.
     ``by_value`` are modules whose code is sent to the workers. ``redact`` is by default the
     pipeline's.
 
@@ -136,14 +141,25 @@ def run(
         drain_s=drain_s,
     )
     fleet.shared = SharedActors(pipeline, StepSource(pickled, import_paths()), fleet.name)
+    slots = tuple(f"worker-{number}" for number in range(count))
+    if maintainer is not None:
+        fleet.maintenance = MaintainerConfig(
+            log_uri=uri,
+            term=fleet.config.term,
+            slots=slots,
+            options=maintainer,
+            storage_options=storage_options,
+            fsync=fsync,
+        )
     ownership = LogOwnership(uri, term, storage_options, fsync)
     driver = Driver(
         DriverConfig(
-            slots=tuple(f"worker-{number}" for number in range(count)),
+            slots=slots,
             concurrency=concurrency,
             max_root_retries=max_root_retries,
             max_failures=max_failures,
             drain_s=drain_s,
+            maintain_after_s=math.inf if maintainer is None else maintainer.after_s,
         ),
         fleet=fleet,
         ownership=ownership,
@@ -330,4 +346,4 @@ def _run_to_end(driver: Driver) -> RunCounts:
         return thread.submit(asyncio.run, driver.run()).result()
 
 
-__all__ = ["RayOptions", "import_paths", "run"]
+__all__ = ["MaintainerOptions", "RayOptions", "import_paths", "run"]

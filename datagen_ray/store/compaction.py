@@ -28,7 +28,7 @@ VERSION_RETENTION_S = 24 * 3600.0
 """How long an old version stays; an export or another long read must be done by then."""
 
 _BYTES_A_COMMIT = 4 << 30
-_BATCH_ROWS = 4096
+BATCH_ROWS = 4096
 _MAX_INDEX_PARTS = 8
 _INDEXABLE = tuple([column] for column in INDEXED_COLUMNS)
 
@@ -76,8 +76,7 @@ def compact(
     ``before_commit`` is called before each commit, and stops the work by raising.
     """
     # Lance joins only fragments that the same parts of all indexes cover
-    for name in _index_names(_open(storage)).values():
-        _committed(storage, _joining(name), before_commit, f"joining the parts of {name}")
+    join_index_parts(storage, before_commit=before_commit)
     removed = added = 0
     most_bytes: int | None = _BYTES_A_COMMIT
     while True:
@@ -91,6 +90,12 @@ def compact(
             return CompactionReport(removed, added)
         # Lance passes over whatever makes one full fragment of more bytes than that
         most_bytes = None
+
+
+def join_index_parts(storage: LogStorage, *, before_commit: Callable[[], None] = unchecked) -> None:
+    """Have each index cover all rows in one part."""
+    for name in _index_names(_open(storage)).values():
+        _committed(storage, _joining(name), before_commit, f"joining the parts of {name}")
 
 
 def refresh_indexes(
@@ -180,7 +185,7 @@ def _compacting(most_bytes: int | None) -> Callable[[Any], Any]:
         return dataset.optimize.compact_files(
             target_rows_per_fragment=ROWS_PER_FRAGMENT,
             max_source_bytes=most_bytes,
-            batch_size=_BATCH_ROWS,
+            batch_size=BATCH_ROWS,
         )
 
     return compact_some

@@ -48,6 +48,7 @@ from datagen_ray.store.creation import open_log
 from datagen_ray.store.lease import MaintenanceLease
 from datagen_ray.store.merge import MergedGeneration, ShardMerger
 from datagen_ray.store.shard import list_shards, read_latest_manifest
+from datagen_ray.store.shared_compaction import Rewriter, compact_by
 from datagen_ray.store.storage import LogStorage
 
 _GENERATIONS_AN_INDEX = 4
@@ -133,11 +134,13 @@ def maintain_once(
     skip_slots: Collection[str] = (),
     options: MaintenanceOptions | None = None,
     check_still_leader: Callable[[], None] = unchecked,
+    rewriter: Rewriter | None = None,
     now: Clock = utc_now,
 ) -> MaintenanceReport:
     """Maintain a log once. Claims nothing; safe while the log is written and read.
 
-    ``skip_slots``: shard names whose workers merge their own generations. ``check_still_leader``
+    ``skip_slots``: shard names whose workers merge their own generations. ``rewriter`` does the
+    rewriting of a compaction, by default this process. ``check_still_leader``
     is called before each commit and deletion; pass `MaintenanceLease.check_still_leader` where
     several may maintain. Raises LogNotFoundError, ConfigError, and what that check raises;
     everything else that goes wrong is in the report's ``failures``.
@@ -156,7 +159,11 @@ def maintain_once(
                 _merge_shard(report, storage, shard, check)
     with _part(report, "compaction"):
         if is_compaction_due(storage, small_fragments=limits.small_fragments):
-            report.compaction = compact(storage, before_commit=check)
+            report.compaction = (
+                compact(storage, before_commit=check)
+                if rewriter is None
+                else compact_by(rewriter, storage, before_commit=check)
+            )
     with _part(report, "indexes"):
         report.indexes = refresh_indexes(storage, before_commit=check)
     with _part(report, "old versions"):
@@ -209,6 +216,7 @@ def maintain_until(
     fsync: bool = True,
     skip_slots: Collection[str] = (),
     options: MaintenanceOptions | None = None,
+    rewriter: Rewriter | None = None,
     on_report: Callable[[MaintenanceReport], None],
 ) -> None:
     """Take part in the election, and make passes while elected, until ``stop`` is set.
@@ -229,6 +237,7 @@ def maintain_until(
                         skip_slots=skip_slots,
                         options=options,
                         check_still_leader=lease.check_still_leader,
+                        rewriter=rewriter,
                     )
                     on_report(report)
                     stop.wait(interval_s)

@@ -134,6 +134,9 @@ class ScriptedFleet:
         self.workers.append(ScriptedWorker(slot, self))
         return self.workers[-1]
 
+    def start_maintainer(self) -> None:
+        self.acts.append("a maintainer starts")
+
     async def check(self) -> None:
         if self.lost:
             raise ClusterLostError("no node is left")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import tempfile
 import threading
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from datagen_ray.cluster.run import run
 from datagen_ray.cluster.summary import SUMMARY_KEYS, RunSummary
@@ -30,26 +26,6 @@ from datagen_ray.store.store import DatagenStore
 from tests.crash.processes import wait_until
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
-    folder = tempfile.mkdtemp(prefix="dgr", dir="/tmp")
-    os.environ.setdefault("RAY_AUTH_TOKEN", "0" * 64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=folder,
-            # This module's functions are not importable in workers by name, but tests are.
-            runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}},
-        )
-    yield
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def note(item: Any, ctx: StepContext) -> None:
