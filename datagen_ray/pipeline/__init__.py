@@ -21,7 +21,8 @@ What runs it::
     sent       items and outcomes between processes
     replay     what the log has of a root, and the cursor along it
     emitter    rows on their way into the log
-    walk       one stream: replay, then live
+    stream     one stream: fields, writer, what user code's results and errors mean
+    walk       its way through the pipeline: replay, then live
     births     how items come into the log
     fanout     sub-items, side by side, and their reduce
     executor   roots

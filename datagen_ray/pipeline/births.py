@@ -42,7 +42,7 @@ async def plan_births(
         return [Planned(None, node.body, {})]
     if not isinstance(node, MapReduce):
         raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
-    walk.emitter.check()
+    await walk.emitter.settle()
     item = await walk.item()
     ctx = walk.contexts(position)(0)
     walk.env.observe("split", walk.item_id, position)

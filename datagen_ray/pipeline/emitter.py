@@ -21,7 +21,10 @@ class Tally:
 
 
 class Emitter:
-    """Hands batches to the sink; each either waited for or queued before the next that is.
+    """Hands batches to the sink; each is waited for, now or by a later :meth:`settle`, or queued.
+
+    A result is emitted, and waited for before user code is called again: where an item ends with
+    it, its end is in the log with one wait for both.
 
     Once a batch is not known to be durable, every later call raises the same error: the stream
     must write nothing more until somebody has claimed the shard and read the log.
@@ -31,6 +34,7 @@ class Emitter:
         self._sink = sink
         self._tally = tally
         self._broken: BaseException | None = None
+        self._unsettled: asyncio.Future[None] | None = None
 
     def check(self) -> None:
         """Raise what became of a queued batch, if that was an error."""
@@ -45,8 +49,23 @@ class Emitter:
             # The sink was closed under a walk: nothing that the item could be blamed for.
             raise StorageError(f"the log cannot be written to any more: {error}") from error
 
+    def emit(self, events: Sequence[DatagenEvent]) -> None:
+        """Hand over a checkpoint that has to be durable before user code is called again."""
+        self._unsettled = self._queued(events, checkpoint=True)
+
+    async def settle(self) -> None:
+        """Return when all that was emitted is durable; to be awaited before user code is called."""
+        future, self._unsettled = self._unsettled, None
+        if future is not None:
+            # Also of one that is done: the callback that notes its error may not have run yet.
+            await self._outcome(future)
+        self.check()
+
     def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Hand the batch over without waiting: the shard writes in order."""
+        self._queued(events, checkpoint=checkpoint)
+
+    def _queued(self, events: Sequence[DatagenEvent], *, checkpoint: bool) -> asyncio.Future[None]:
         future = self._append(events)
 
         def settled(done: asyncio.Future[None]) -> None:
@@ -57,20 +76,25 @@ class Emitter:
                 self._tally.checkpoints += 1
 
         future.add_done_callback(settled)
+        return future
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
-        """Return when the batch, and so all before it, is durable.
+        """Return when the batch, and so all before it, is durable."""
+        await self._outcome(self._append(events))
+        self._unsettled = None
+        self.check()
+        if checkpoint:
+            self._tally.checkpoints += 1
 
-        A cancellation waits for the outcome first: the numbers of these rows are used up, and
-        whoever runs the item next has to be able to read what became of them.
+    async def _outcome(self, future: asyncio.Future[None]) -> None:
+        """Wait until it is known, also when cancelled.
+
+        The numbers of the rows are used up, and whoever runs the item next has to be able to read
+        what became of them.
         """
-        future = self._append(events)
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
             if not future.done():
                 await asyncio.wait([future])
             raise
-        self.check()
-        if checkpoint:
-            self._tally.checkpoints += 1

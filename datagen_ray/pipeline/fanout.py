@@ -286,7 +286,7 @@ async def _reduce(
         return {
             result.branch: None if result.dropped else dict(result.items()) for result in results
         }
-    walk.emitter.check()
+    await walk.emitter.settle()
     code = walk.env.code
     item = await walk.item_or_fail(position)
     args = (results,) if code.shape(reduce).positional == 1 else (item, results)

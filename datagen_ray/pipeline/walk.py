@@ -10,24 +10,18 @@ is entered again; a loop starts again after the last index at which a row was re
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-from datagen_ray.errors import InputError, InternalError, PipelineError
-from datagen_ray.log.events import DatagenEvent, DatagenItemStatus, DatagenStreamPosition
+from datagen_ray.errors import InternalError, PipelineError
+from datagen_ray.log.events import DatagenItemStatus, DatagenStreamPosition
 from datagen_ray.log.stream import DatagenStreamWriter
-from datagen_ray.pipeline.calls import MakeContext, noted_retries
-from datagen_ray.pipeline.context import StepContext
-from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import (
-    NOT_THE_ITEMS_FAULT,
     Ending,
     StreamFailed,
     StreamFiltered,
 )
-from datagen_ray.pipeline.environment import Environment
-from datagen_ray.pipeline.failures import FailureDetails, describe_failure, storable
+from datagen_ray.pipeline.failures import storable
 from datagen_ray.pipeline.fanout import run_fan_out
-from datagen_ray.pipeline.fields import merged, result_updates
 from datagen_ray.pipeline.item import Cell, Item
 from datagen_ray.pipeline.nodes import (
     Conditional,
@@ -38,36 +32,17 @@ from datagen_ray.pipeline.nodes import (
     Selector,
     Sequence,
 )
-from datagen_ray.pipeline.replay import Cursor, RecordedStream, Row, RowKind, start_index
+from datagen_ray.pipeline.replay import RecordedStream, Row, RowKind, start_index
 from datagen_ray.pipeline.results import Filtered
 from datagen_ray.pipeline.steps import Node, Step
+from datagen_ray.pipeline.stream import Stream
 
 
-class StreamWalk:
-    """One stream: its recorded rows, its fields, its writer."""
+class StreamWalk(Stream):
+    """One stream on its way through ``body``."""
 
-    def __init__(
-        self,
-        env: Environment,
-        tally: Tally,
-        *,
-        body: Node,
-        writer: DatagenStreamWriter,
-        recorded: RecordedStream | None,
-        cells: dict[str, Cell],
-        parent: Item | None = None,
-        on_failure: OnFailure = "fail",
-    ) -> None:
-        self.env = env
-        self.tally = tally
-        self.body = body
-        self.writer = writer
-        self.cursor = Cursor(recorded)
-        self.emitter = Emitter(env.sink, tally)
-        self.next_sub_item: dict[str, int] = {}
-        self._cells = cells
-        self._parent = parent
-        self._on_failure = on_failure
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._counters: dict[str, int] = {}
         self._last_index: dict[str | None, int] = {}
 
@@ -93,21 +68,6 @@ class StreamWalk:
             on_failure=on_failure,
         )
 
-    @property
-    def item_id(self) -> str:
-        return self.writer.item_id
-
-    def own_item(self) -> Item:
-        """The fields that this stream set itself."""
-        return Item(self._cells, self.env.reader)
-
-    async def item(self) -> Item:
-        """The fields as user code sees them now."""
-        item = Item(self._cells, self.env.reader, self._parent)
-        if self.env.reader.types.has_blob_codecs:
-            await item.load_bytes()
-        return item
-
     async def run(self) -> Ending:
         """Walk to the end. Raises storage trouble and ``PipelineMismatchError`` only."""
         try:
@@ -115,50 +75,15 @@ class StreamWalk:
             if self.cursor.peek() is not None:
                 self.cursor.mismatch("the end of the item")
         except StreamFiltered as filtered:
-            return await self._end(
+            return await self.end(
                 DatagenItemStatus.FILTERED,
                 position=filtered.position,
                 error_type=Filtered.__name__,
                 error_dump=storable(self.env.redact(filtered.reason)),
             )
         except StreamFailed as failure:
-            return await self._fail(failure)
-        return await self._end(DatagenItemStatus.COMPLETED)
-
-    async def _end(self, status: DatagenItemStatus, **columns: Any) -> Ending:
-        terminal = self.writer.item_terminal(status, **columns)
-        await self.emitter.commit([terminal])
-        return Ending(terminal, None)
-
-    async def _fail(self, failure: StreamFailed) -> Ending:
-        details = failure.details
-        events: list[DatagenEvent] = []
-        if not failure.recorded:
-            events.append(
-                self.writer.item_failed(
-                    failure.position,
-                    details.error_type,
-                    error_dump=details.error_dump,
-                    traceback=details.traceback,
-                )
-            )
-            self.tally.failures += 1
-        terminal: DatagenEvent | None = None
-        if self._on_failure != "fail":
-            # One append with the FAILED row: alone, the one would be run again and the other
-            # would be a filter without a reason.
-            terminal = self.writer.item_terminal(
-                DatagenItemStatus.FILTERED
-                if self._on_failure == "drop"
-                else DatagenItemStatus.COMPLETED,
-                position=failure.position,
-                error_type=details.error_type,
-                error_dump=details.error_dump,
-            )
-            events.append(terminal)
-        if events:
-            await self.emitter.commit(events)
-        return Ending(terminal, details)
+            return await self.fail(failure)
+        return await self.end(DatagenItemStatus.COMPLETED)
 
     # -- visiting ---------------------------------------------------------------------------
 
@@ -189,7 +114,7 @@ class StreamWalk:
         if self.cursor.peek() is not None:
             self.cursor.take(RowKind.COMPLETED, position)
             return
-        self.emitter.check()
+        await self.emitter.settle()
         self.tally.steps_executed += 1
         item = await self.item_or_fail(position)
         self.env.observe("step", self.item_id, position)
@@ -272,12 +197,12 @@ class StreamWalk:
     async def _needs_no_round(self, node: Loop, position: DatagenStreamPosition) -> bool:
         if node.max_rounds == 0:
             return True
-        return node.check_first and bool(await self._inline(node.until, position, -1))
+        return node.check_first and bool(await self.inline(node.until, position, -1))
 
     async def _is_done(self, node: Loop, position: DatagenStreamPosition, round_: int) -> bool:
         if round_ + 1 >= node.max_rounds:
             return True
-        return bool(await self._inline(node.until, position, round_))
+        return bool(await self.inline(node.until, position, round_))
 
     async def _select(self, node: Selector, position: DatagenStreamPosition) -> None:
         chosen: Node | None
@@ -301,10 +226,10 @@ class StreamWalk:
 
     async def _choose(self, node: Selector, position: DatagenStreamPosition) -> Node | None:
         if isinstance(node, Conditional):
-            return node.then if await self._inline(node.when, position) else node.otherwise
+            return node.then if await self.inline(node.when, position) else node.otherwise
         if not isinstance(node, Router):
             raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
-        key = await self._inline(node.key, position)
+        key = await self.inline(node.key, position)
         try:
             chosen = node.routes.get(key, node.default)
         except TypeError as error:
@@ -318,66 +243,3 @@ class StreamWalk:
                 ),
             )
         return chosen
-
-    # -- user code --------------------------------------------------------------------------
-
-    async def _inline(self, function: Any, position: DatagenStreamPosition, *more: Any) -> Any:
-        self.emitter.check()
-        item = await self.item_or_fail(position)
-        self.env.observe("choice", self.item_id, position)
-        try:
-            ctx = self.contexts(position)(0)
-            return await self.env.code.call_inline(function, item, ctx, *more)
-        except Exception as error:  # noqa: BLE001 - user code may raise anything
-            self.raise_from_user(position, error)
-
-    async def item_or_fail(self, position: DatagenStreamPosition) -> Item:
-        """The item for user code at ``position``."""
-        try:
-            return await self.item()
-        except InputError as error:
-            self.raise_from_user(position, error)
-
-    def contexts(self, position: DatagenStreamPosition) -> MakeContext:
-        """Makes the ``ctx`` of each call of user code at ``position``."""
-
-        def make(retry: int) -> StepContext:
-            return StepContext(
-                item_id=self.writer.item_id,
-                root_id=self.writer.item_id.partition("/")[0],
-                attempt=self.writer.attempt,
-                retry=retry,
-                position=position,
-                run_id=self.env.run_id,
-                pipeline=self.env.pipeline.name,
-                base_seed=self.env.base_seed,
-            )
-
-        return make
-
-    def raise_from_user(self, position: DatagenStreamPosition, error: Exception) -> NoReturn:
-        """What an exception means for the stream."""
-        if isinstance(error, NOT_THE_ITEMS_FAULT):
-            raise error
-        if isinstance(error, Filtered):
-            raise StreamFiltered(position, error.reason or str(error)) from error
-        details = describe_failure(error, noted_retries(error), self.env.redact)
-        raise StreamFailed(position, details) from error
-
-    def raise_failed_below(
-        self, position: DatagenStreamPosition, details: FailureDetails
-    ) -> NoReturn:
-        """A sub-item failed, and its own stream says so."""
-        raise StreamFailed(position, details, recorded=True)
-
-    # -- writing ----------------------------------------------------------------------------
-
-    async def complete(self, position: DatagenStreamPosition, result: Any) -> None:
-        """Write a step's fields and its STEP_COMPLETED; return when they are durable."""
-        try:
-            updates = await result_updates(self.env.reader, position.step_name, result)
-            events = self.writer.step_completed(position, updates)
-            await self.emitter.commit(events, checkpoint=True)
-        except InputError as error:
-            self.raise_from_user(position, error)
-        self._cells = merged(self._cells, events)

@@ -391,3 +391,23 @@ def test_class_that_cannot_be_set_up_is_named() -> None:
 
     with pytest.raises(PipelineError, match="'Broken' could not be set up: OSError: no model"):
         run(Pipeline("p", [Broken()]))
+
+
+@pytest.mark.parametrize("more", ["step", "predicate", "split", "reducer"])
+def test_no_user_code_is_called_on_top_of_a_result_that_was_not_written(more: str) -> None:
+    """The write of ``ok``'s result fails at once, without a turn of the loop in between."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("called on top of what is not durable")
+
+    following: dict[str, Any] = {
+        "step": step(name="b")(lambda item: never()),
+        "predicate": Conditional("c", when=lambda item: never(), then=bad),
+        "split": MapReduce("m", split=lambda item: never(), each=bad, reduce=lambda r: never()),
+        "reducer": MapReduce("m", split=lambda item: [], each=bad, reduce=lambda r: never()),
+    }
+    log = ListLog()
+    sink = ListSink(log, limit=2)
+    with pytest.raises(WriterFencedError):
+        asyncio.run(run_once(Pipeline("p", [ok, following[more]]), log, {}, sink=sink))
+    assert rows(log) == ["STEP_STARTED p[0] (sequence)"]
