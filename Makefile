@@ -39,6 +39,7 @@ $(VENV)/.bench: $(VENV)/.installed
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.append
 	$(BIN)/python -m benchmarks.merge
+	$(BIN)/python -m benchmarks.pipeline
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

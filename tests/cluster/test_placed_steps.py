@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from datagen_ray.cluster.run import run
-from datagen_ray.cluster.summary import RunSummary
+from datagen_ray.cluster.summary import RunSummary, Silent
 from datagen_ray.pipeline.limits import RateLimit
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.results import Filtered, Permanent
@@ -197,3 +197,33 @@ def test_a_pool_that_cannot_be_built_stops_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="step 'Model' could not be set up: OSError: no weights"):
         start(tmp_path, [Model()], 1)
+
+
+class Notes(Silent):
+    """Keeps what a run says before it begins."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_failures_are_redacted_as_asked_and_changes_are_told_first(tmp_path: Path) -> None:
+    @step
+    def fail(item: Any) -> None:
+        raise ValueError("the customer is Ada")
+
+    def redact(text: str) -> str:
+        return text.replace("Ada", "[somebody]")
+
+    assert failure(start(tmp_path, [fail], 1, workers=1, redact=redact)).startswith(
+        "ValueError: the customer is [somebody]"
+    )
+    notes = Notes()
+    start(tmp_path, [fail.named("other")], 1, workers=1, listener=notes)
+    assert [note.strip() for note in notes.notes][1:4] == [
+        "removed: fail (leaf)",
+        "added: other (leaf)",
+        "running roots that were begun before: 1; roots that ended stay as they are",
+    ]

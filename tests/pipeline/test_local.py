@@ -195,6 +195,7 @@ def test_a_changed_pipeline_is_reported_and_touches_only_its_items(
     assert (summary.skipped, summary.failed, summary.completed) == (1, 1, 1)
     assert (summary.failures[0].error or "").startswith(PipelineMismatchError.__name__)
     assert "removed: a (leaf)" in caplog.text
+    assert "1 running roots were begun by another pipeline" in caplog.text
 
 
 def test_it_runs_where_an_event_loop_runs_already(tmp_path: Path) -> None:
