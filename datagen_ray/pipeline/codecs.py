@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from datagen_ray.errors import CodecError, InvalidEventError, PipelineError, ValueTooLargeError
 from datagen_ray.log.values import DatagenBlobValue, DatagenFieldUpdate, DatagenValue, ValueKind
@@ -77,7 +86,8 @@ def _field_type(declared: Any, name: str, where: str) -> FieldType:
     if codec is not None:
         return FieldType(codec, codec.kind, append)
     origin = get_origin(declared) or declared
-    if origin in (Any, Union, types.UnionType, dict, list, tuple, Mapping, object):
+    plain = (Any, Literal, Union, types.UnionType, dict, list, tuple, Mapping, object)
+    if origin in plain or is_typeddict(declared):
         return FieldType(None, "json", append)
     raise PipelineError(
         f"{where}: field {name!r} is declared as {declared!r}, which no value kind holds; declare "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import pydantic
@@ -180,6 +180,32 @@ def test_annotations_that_declare_nothing_are_left_alone() -> None:
         return {"x": 1}
 
     assert step(odd).options.fields == {}
+
+
+class Inner(TypedDict):
+    deep: int
+
+
+class Plain(TypedDict):
+    mood: Literal["good", "bad"]
+    inner: Inner
+    maybe: int | None
+
+
+def test_annotations_of_plain_values_are_json() -> None:
+    @step
+    def plain(item: Any) -> list[Plain] | None:
+        return None
+
+    labels = {name: declared.label for name, declared in plain.options.fields.items()}
+    assert labels == {}
+
+    @step
+    def one(item: Any) -> Plain | None:
+        return {"mood": "good", "inner": {"deep": 1}, "maybe": None}
+
+    assert {declared.label for declared in one.options.fields.values()} == {"json"}
+    assert run(Pipeline("p", [one]))[0].error is None
 
 
 def test_arrays_pass_a_sub_pipeline() -> None:
