@@ -1,8 +1,10 @@
 """Bulk reads from columns: the statuses of many items, and the overview, without folding each.
 
-What the fold decides for one item is computed here for all items of a table at once, with numpy
-over dictionary codes. Items that the fold would refuse are found by the same rules; their exact
-violation comes from folding just those.
+What the fold decides for one item is computed here for all items at once, with numpy over the
+numbers that ``columns`` makes of the rows. Two rows at one place of an item may be copies of one
+event, which count once, or two events, which damage it. Which of them they are shows only in the
+whole rows; so items with such rows, or with anything that the fold might refuse, are *suspects*:
+their rows are read again, deduplicated, and judged alone.
 """
 
 from __future__ import annotations
@@ -10,45 +12,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from datagen_ray.errors import ItemViolationError
-from datagen_ray.log.events import (
-    DATAGEN_SCHEMA_VERSION,
-    DatagenEventType,
-    DatagenItemStatus,
-    DatagenStepKind,
-)
+from datagen_ray.log.events import DatagenEventType, DatagenItemStatus
 from datagen_ray.log.ids import DatagenItemId
-from datagen_ray.log.values import VALUE_KINDS
+from datagen_ray.store.columns import (
+    ABSENT,
+    EVENT_TYPES,
+    FAILURE_COLUMNS,
+    KINDS,
+    STATE_COLUMNS,
+    STATUSES,
+    STEP_KINDS,
+    EventColumns,
+    Marks,
+    Numbers,
+)
 
 _T = DatagenEventType
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
-_Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
-STATUS_COLUMNS: tuple[str, ...] = (
-    "event_id",
-    "item_id",
-    "root_item_id",
-    "item_seq",
-    "event_type",
-    "step_name",
-    "step_kind",
-    "step_index",
-    "field_name",
-    "field_type",
-    "codec_version",
-    "value_kind",
-    "status",
-    "schema_version",
-)
-"""What deciding a status, and whether an item is damaged, needs of each event."""
+STATUS_COLUMNS: tuple[str, ...] = STATE_COLUMNS
+"""The columns that :func:`root_statuses` asks its pieces for."""
 
-OVERVIEW_COLUMNS: tuple[str, ...] = (*STATUS_COLUMNS, "parent_item_id", "run_id", "error_type")
+OVERVIEW_COLUMNS: tuple[str, ...] = (*STATE_COLUMNS, *FAILURE_COLUMNS)
+"""The columns that :func:`overview` asks its pieces for."""
 
 MAX_SAMPLES = 5
 """Failing roots named for each run; the reference's number."""
@@ -59,99 +50,115 @@ _NOT_STARTED = -1
 
 @dataclass(frozen=True)
 class ItemStates:
-    """One row an item. ``status`` indexes the item statuses, -1 where the item never started."""
+    """One entry an item. ``status`` indexes the item statuses, -1 where the item never started."""
 
-    item_ids: pa.Array
-    codes: _Ints
-    order: _Ints
-    starts: _Ints
-    status: _Ints
-    damaged: _Bools
+    ids: list[str]
+    status: Numbers
+    is_root: Marks
+    damaged: Marks
 
 
-def item_states(events: pa.Table) -> ItemStates:
-    """The lifecycle status of every item in ``events``, which must hold all rows of each."""
-    encoded = _encode(events, "item_id")
-    codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    count = len(encoded.dictionary)
-    if count == 0:
-        empty = np.zeros(0, np.int64)
-        return ItemStates(encoded.dictionary, codes, empty, empty, empty, empty.astype(bool))
-    seqs = events.column("item_seq").to_numpy()
-    order = np.lexsort((seqs, codes))
-    sorted_codes = codes[order]
-    starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]])
-
-    kinds = _codes(events, "event_type", [member.value for member in _T])[order]
-    stored = _codes(events, "status", [member.value for member in _STATUSES])[order]
-    created = kinds == _type_code(_T.ITEM_CREATED)
-    terminal = kinds == _type_code(_T.TERMINAL)
-
-    rows = np.arange(len(order))
-    last = np.maximum.reduceat(np.where(created | terminal, rows, -1), starts)
-    started = np.add.reduceat(created.astype(np.int64), starts) > 0
-    running = _STATUSES.index(DatagenItemStatus.RUNNING)
-    decided = np.where(created[last], running, stored[last])
-    status = np.where(started, decided, _NOT_STARTED)
-
+def item_states(rows: EventColumns) -> ItemStates:
+    """The lifecycle status of every item; ``rows`` must hold all rows of each."""
+    count = len(rows.ids)
+    status = np.full(count, _NOT_STARTED, np.int8)
+    is_root = np.zeros(count, bool)
     damaged = np.zeros(count, bool)
-    same = (sorted_codes[1:] == sorted_codes[:-1]) & (seqs[order][1:] == seqs[order][:-1])
-    damaged[sorted_codes[1:][same]] = True
-    damaged |= started & ~created[starts]
-    ends = [_STATUSES.index(s) for s in _STATUSES if s.is_terminal]
-    damaged[sorted_codes[terminal & ~np.isin(stored, ends)]] = True
-    newer = events.column("schema_version").to_numpy() > DATAGEN_SCHEMA_VERSION
-    damaged[codes[newer]] = True
-    steps = (kinds == _type_code(_T.STEP_STARTED)) | (kinds == _type_code(_T.STEP_COMPLETED))
-    nowhere = _nulls(events, "step_name") | _nulls(events, "step_index")
-    nowhere |= _nulls(events, "step_kind")
-    damaged[sorted_codes[steps & nowhere[order]]] = True
-    _mark_unknown_words(events, codes, damaged)
-    _mark_damaged_fields(events, codes, damaged)
-    return ItemStates(encoded.dictionary, codes, order, starts, status, damaged)
+    if count == 0:
+        return ItemStates(rows.ids, status, is_root, damaged)
+    order = _order(rows)
+    item, seq, kind = rows.item[order], rows.seq[order], rows.kind[order]
+    same_item = item[1:] == item[:-1]
+    starts = np.flatnonzero(np.r_[True, ~same_item])
+    owner = item[starts]
+
+    created = kind == _type_code(_T.ITEM_CREATED)
+    terminal = kind == _type_code(_T.TERMINAL)
+    places = np.arange(len(order))
+    last = np.maximum.reduceat(np.where(created | terminal, places, -1), starts)
+    started = np.logical_or.reduceat(created, starts)
+    stored = rows.status[order]
+    running = STATUSES.index(DatagenItemStatus.RUNNING.value)
+    decided = np.where(created[last], running, stored[last])
+    status[owner] = np.where(started, decided, _NOT_STARTED)
+    is_root[owner] = rows.is_root[order][starts]
+
+    damaged[item[1:][same_item & (seq[1:] == seq[:-1])]] = True
+    damaged[owner[started & ~created[starts]]] = True
+    ends = [STATUSES.index(s.value) for s in _STATUSES if s.is_terminal]
+    damaged[item[terminal & ~np.isin(stored, ends)]] = True
+    _mark_damaged_rows(rows, damaged)
+    _mark_damaged_fields(rows, damaged)
+    return ItemStates(rows.ids, status, is_root, damaged)
 
 
-def _mark_unknown_words(events: pa.Table, codes: _Ints, damaged: _Bools) -> None:
-    """Mark items with a row whose type, status or kind the format does not have."""
-    words: dict[str, list[str]] = {
-        "event_type": [member.value for member in _T],
-        "status": [member.value for member in _STATUSES],
-        "step_kind": [member.value for member in DatagenStepKind],
-        "value_kind": sorted(VALUE_KINDS),
-    }
-    for column, known in words.items():
-        unknown = (_codes(events, column, known) < 0) & ~_nulls(events, column)
-        damaged[codes[unknown]] = True
+def _order(rows: EventColumns) -> Numbers:
+    """The rows by item and ``item_seq``. Most logs hold them in that order already."""
+    item, seq = rows.item, rows.seq
+    behind = (item[1:] > item[:-1]) | ((item[1:] == item[:-1]) & (seq[1:] >= seq[:-1]))
+    if behind.all():
+        return np.arange(len(rows))
+    return np.lexsort((seq, item))
 
 
-def _mark_damaged_fields(events: pa.Table, codes: _Ints, damaged: _Bools) -> None:
+def _mark_damaged_rows(rows: EventColumns, damaged: Marks) -> None:
+    """Mark items with a row that no version of the format that we know has."""
+    bad = rows.is_newer | (rows.kind == ABSENT)
+    for numbers, known in (
+        (rows.kind, EVENT_TYPES),
+        (rows.status, STATUSES),
+        (rows.step_kind, STEP_KINDS),
+        (rows.value_kind, KINDS),
+    ):
+        bad |= numbers >= len(known)
+    steps = (rows.kind == _type_code(_T.STEP_STARTED)) | (
+        rows.kind == _type_code(_T.STEP_COMPLETED)
+    )
+    nowhere = (rows.step_name == ABSENT) | (rows.step_kind == ABSENT) | ~rows.has_step_index
+    damaged[rows.item[bad | (steps & nowhere)]] = True
+
+
+def _mark_damaged_fields(rows: EventColumns, damaged: Marks) -> None:
     """Mark items with a field that mixes modes, changes kind, or changes an appended codec."""
-    kinds = _codes(events, "event_type", [_T.FIELD_SET.value, _T.FIELD_APPEND.value])
-    rows = np.flatnonzero(kinds >= 0)
-    if len(rows) == 0:
+    appends = rows.kind == _type_code(_T.FIELD_APPEND)
+    places = np.flatnonzero(appends | (rows.kind == _type_code(_T.FIELD_SET)))
+    if len(places) == 0:
         return
-    columns = [
-        _any_codes(events, name)[rows] for name in ("field_name", "value_kind", "field_type")
-    ]
-    version = events.column("codec_version").fill_null(0).to_numpy()[rows]
-    for part in columns:
-        damaged[codes[rows][part < 0]] = True
-    damaged[codes[rows][_nulls(events, "codec_version")[rows]]] = True
-    name, kind, codec = columns
-    item, mode = codes[rows], kinds[rows]
+    item, name = rows.item[places], rows.field_name[places]
+    kind, codec = rows.value_kind[places], rows.field_type[places]
+    incomplete = (name == ABSENT) | (kind == ABSENT) | (codec == ABSENT)
+    damaged[item[incomplete | ~rows.has_codec_version[places]]] = True
     order = np.lexsort((name, item))
-    same = (item[order][1:] == item[order][:-1]) & (name[order][1:] == name[order][:-1])
-    changed = np.zeros(len(same), bool)
-    for part in (mode, kind):
-        changed |= part[order][1:] != part[order][:-1]
-    appended = mode[order][1:] == 1
-    for part in (codec, version):
-        changed |= appended & (part[order][1:] != part[order][:-1])
-    damaged[item[order][1:][same & changed]] = True
+    item, name, kind, codec = item[order], name[order], kind[order], codec[order]
+    appended, version = appends[places][order], rows.codec_version[places][order]
+    same = (item[1:] == item[:-1]) & (name[1:] == name[:-1])
+    changed = (appended[1:] != appended[:-1]) | (kind[1:] != kind[:-1])
+    recoded = (codec[1:] != codec[:-1]) | (version[1:] != version[:-1])
+    damaged[item[1:][same & (changed | (appended[1:] & recoded))]] = True
 
 
-FoldDamaged: TypeAlias = Callable[[list[str]], Mapping[str, ItemViolationError]]
-"""Folds the items named and returns the violation of each that the fold refuses."""
+@dataclass(frozen=True)
+class Exact:
+    """The slow, exact look at a few items.
+
+    ``rows`` gives all rows of the items named, each content of an event once; ``fold`` folds them
+    and gives the violation of each that the fold refuses.
+    """
+
+    rows: Callable[[list[str], tuple[str, ...]], pa.Table]
+    fold: Callable[[list[str]], Mapping[str, ItemViolationError]]
+
+
+def _judged(
+    states: ItemStates, exact: Exact, columns: tuple[str, ...]
+) -> tuple[EventColumns, ItemStates, Mapping[str, ItemViolationError]]:
+    """The suspects' rows and states, read exactly, and the violations among them."""
+    suspects = [states.ids[place] for place in np.flatnonzero(states.damaged)]
+    pieces = [exact.rows(suspects, columns)] if suspects else []
+    rows = EventColumns.of(pieces, with_failures=columns == OVERVIEW_COLUMNS)
+    judged = item_states(rows)
+    damaged = [judged.ids[place] for place in np.flatnonzero(judged.damaged)]
+    return rows, judged, exact.fold(damaged) if damaged else {}
 
 
 @dataclass(frozen=True)
@@ -190,27 +197,23 @@ class RootStatuses:
         return {item_id: status.value for item_id, status in self.statuses.items()}
 
 
-def root_statuses(events: pa.Table, fold_damaged: FoldDamaged) -> RootStatuses:
-    """The statuses of the roots among ``events``; rows of sub-items are left out first."""
-    rows = pa.compute.equal(events.column("item_id"), events.column("root_item_id"))
-    states = item_states(events.filter(rows))
-    ids = states.item_ids.to_pylist()
-    violations = _violations(states, ids, fold_damaged)
-    return RootStatuses(
-        {
-            item_id: _STATUSES[code]
-            for item_id, code in zip(ids, states.status.tolist(), strict=True)
-            if code != _NOT_STARTED and item_id not in violations
-        },
-        violations,
-    )
+def root_statuses(pieces: Iterable[pa.Table], exact: Exact) -> RootStatuses:
+    """The statuses of the roots among the rows of ``pieces``; sub-items are left out."""
+    states = item_states(EventColumns.of(pieces))
+    _, judged, violations = _judged(states, exact, STATUS_COLUMNS)
+    statuses: dict[str, DatagenItemStatus] = {}
+    for found, counted in ((states, ~states.damaged), (judged, _without(judged, violations))):
+        for place in np.flatnonzero(counted & (found.status != _NOT_STARTED)).tolist():
+            statuses[found.ids[place]] = _STATUSES[found.status[place]]
+    # Told by the id: a stray sub-item whose row names no parent is not a root.
+    strays = [item_id for item_id in statuses if "/" in item_id]
+    for item_id in strays:
+        del statuses[item_id]
+    return RootStatuses(statuses, {i: e for i, e in violations.items() if "/" not in i})
 
 
-def _violations(
-    states: ItemStates, ids: list[str], fold_damaged: FoldDamaged
-) -> Mapping[str, ItemViolationError]:
-    suspects = [ids[row] for row in np.flatnonzero(states.damaged)]
-    return fold_damaged(suspects) if suspects else {}
+def _without(states: ItemStates, violations: Mapping[str, ItemViolationError]) -> Marks:
+    return np.array([item_id not in violations for item_id in states.ids], bool)
 
 
 @dataclass(frozen=True)
@@ -266,36 +269,46 @@ class Overview:
         return data
 
 
-def overview(events: pa.Table, fold_damaged: FoldDamaged) -> Overview:
-    """The overview of all ``events`` of a log."""
-    states = item_states(events)
-    ids = states.item_ids.to_pylist()
-    violations = _violations(states, ids, fold_damaged)
-    healthy = np.array([item_id not in violations for item_id in ids], bool)
-    counted = healthy & (states.status != _NOT_STARTED)
+@dataclass
+class _Tally:
+    """Counts that add up."""
 
-    if len(ids):
-        first_rows = states.order[states.starts]
-        is_root = _nulls(events, "parent_item_id")[first_rows]
-    else:
-        is_root = np.zeros(0, bool)
-    roots = Counter(states.status[counted & is_root].tolist())
+    roots: Counter[int] = field(default_factory=Counter)
+    completed_steps: Counter[str] = field(default_factory=Counter)
+    failed: list[pa.Table] = field(default_factory=list)
 
-    of_counted = counted[states.codes] if len(ids) else np.zeros(0, bool)
-    kinds = _codes(events, "event_type", [member.value for member in _T])
-    completions = events.filter(
-        pa.array(of_counted & (kinds == _type_code(_T.STEP_COMPLETED)), pa.bool_())
-    )
-    failed = events.filter(pa.array(of_counted & (kinds == _type_code(_T.FAILED)), pa.bool_()))
+    def add(self, rows: EventColumns, states: ItemStates, counted: Marks) -> None:
+        counted = counted & (states.status != _NOT_STARTED)
+        self.roots.update(states.status[counted & states.is_root].tolist())
+        if len(rows) == 0:
+            return
+        completed = counted[rows.item] & (rows.kind == _type_code(_T.STEP_COMPLETED))
+        names = rows.step_name[completed & (rows.step_name != ABSENT)]
+        for number, count in enumerate(np.bincount(names, minlength=1).tolist()):
+            if count:
+                self.completed_steps[rows.step_names[number]] += count
+        if rows.failed is not None:
+            self.failed.append(rows.failed.filter(pa.array(counted[rows.failed.column("item")])))
+
+
+def overview(pieces: Iterable[pa.Table], exact: Exact) -> Overview:
+    """The overview of all rows of a log, given in ``pieces``."""
+    rows = EventColumns.of(pieces, with_failures=True)
+    states = item_states(rows)
+    exact_rows, judged, violations = _judged(states, exact, OVERVIEW_COLUMNS)
+    tally = _Tally()
+    tally.add(rows, states, ~states.damaged)
+    tally.add(exact_rows, judged, _without(judged, violations))
+    failed = pa.concat_tables(tally.failed, promote_options="permissive") if tally.failed else None
     return Overview(
-        items=sum(roots.values()),
-        running=roots[_STATUSES.index(DatagenItemStatus.RUNNING)],
-        completed=roots[_STATUSES.index(DatagenItemStatus.COMPLETED)],
-        filtered=roots[_STATUSES.index(DatagenItemStatus.FILTERED)],
-        completed_steps=_counts(completions, "step_name"),
-        failures=failed.num_rows,
-        failures_by_error_type=_counts(failed, "error_type"),
-        failures_by_run=_by_run(failed),
+        items=sum(tally.roots.values()),
+        running=tally.roots[_STATUSES.index(DatagenItemStatus.RUNNING)],
+        completed=tally.roots[_STATUSES.index(DatagenItemStatus.COMPLETED)],
+        filtered=tally.roots[_STATUSES.index(DatagenItemStatus.FILTERED)],
+        completed_steps=dict(sorted(tally.completed_steps.items())),
+        failures=0 if failed is None else failed.num_rows,
+        failures_by_error_type={} if failed is None else _counts(failed, "error_type"),
+        failures_by_run={} if failed is None else _by_run(failed),
         violations=violations,
     )
 
@@ -319,31 +332,5 @@ def _counts(rows: pa.Table, column: str) -> dict[str, int]:
     return dict(sorted(pairs))
 
 
-def _encode(events: pa.Table, column: str) -> Any:
-    array = events.column(column).combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # an empty column stays chunked
-        array = pa.array([], array.type)
-    return array.dictionary_encode()
-
-
-def _any_codes(events: pa.Table, column: str) -> _Ints:
-    """Codes of a text column's own values; -1 for null."""
-    indices = _encode(events, column).indices.fill_null(-1)
-    return np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.int64)
-
-
-def _codes(events: pa.Table, column: str, known: list[str]) -> _Ints:
-    """Positions in ``known``; -1 for null and for what is not in it."""
-    encoded = _encode(events, column)
-    table = [known.index(v) if v in known else -1 for v in encoded.dictionary.to_pylist()]
-    indices = encoded.indices.fill_null(len(table)).to_numpy(zero_copy_only=False)
-    codes: _Ints = np.array([*table, -1], np.int64)[indices.astype(np.int64)]
-    return codes
-
-
-def _nulls(events: pa.Table, column: str) -> _Bools:
-    return np.asarray(events.column(column).is_null().to_numpy()).astype(bool)
-
-
 def _type_code(member: DatagenEventType) -> int:
-    return list(_T).index(member)
+    return EVENT_TYPES.index(member.value)

@@ -32,6 +32,7 @@ from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 from datagen_ray.store.bulk import (
     OVERVIEW_COLUMNS,
     STATUS_COLUMNS,
+    Exact,
     Overview,
     RootStatuses,
     overview,
@@ -142,20 +143,30 @@ class LogReads:
         """The lifecycle status of every root, or of those named, in one pass.
 
         Sub-items and roots that never started are not in the result. A damaged root is listed
-        under ``violations``; it fails nothing else. Copies of an event are compared on the
-        columns that this reads; :meth:`fold_item` and :meth:`verify` compare all of them.
+        under ``violations``; it fails nothing else.
         """
-        if root_ids is None:
-            rows = self._table(STATUS_COLUMNS, pc.field("parent_item_id").is_null())
-        else:
-            rows = self._table_in(STATUS_COLUMNS, "item_id", sorted({_key(i) for i in root_ids}))
-        return root_statuses(rows, self._violations)
+        ids = None if root_ids is None else sorted({_key(root_id) for root_id in root_ids})
+        exact = Exact(self._exact_rows, self._violations)
+
+        def read(snapshot: Snapshot) -> RootStatuses:
+            if ids is not None:
+                return root_statuses(_pieces_in(snapshot, STATUS_COLUMNS, "item_id", ids), exact)
+            pieces = snapshot.pieces(STATUS_COLUMNS, pc.field("parent_item_id").is_null())
+            return root_statuses((piece for _, piece in pieces), exact)
+
+        return self._retried(read)
 
     # -- all -----------------------------------------------------------------------------------
 
     def overview(self) -> Overview:
         """Roots by status, completed steps and failures over the whole log."""
-        return overview(self._table(OVERVIEW_COLUMNS, None), self._violations)
+        exact = Exact(self._exact_rows, self._violations)
+
+        def read(snapshot: Snapshot) -> Overview:
+            pieces = (piece for _, piece in snapshot.pieces(OVERVIEW_COLUMNS, None))
+            return overview(pieces, exact)
+
+        return self._retried(read)
 
     def failures(self, run_id: str | None = None) -> list[DatagenFailure]:
         """Every failure of the log, or of one run, by item and ``item_seq``."""
@@ -264,30 +275,23 @@ class LogReads:
         rows = self._retried(lambda snapshot: snapshot.read(EVENT_COLUMNS, where))
         return sorted(decode_batch(rows), key=_event_order)
 
-    def _table(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
-        return self._retried(lambda snapshot: snapshot.read(columns, where))
-
     def _events_in(self, column: str, ids: list[str]) -> list[DatagenEvent]:
         return sorted(decode_batch(self._table_in(EVENT_COLUMNS, column, ids)), key=_event_order)
 
     def _table_in(self, columns: Sequence[str], column: str, ids: list[str]) -> pa.Table:
-        """The rows whose ``column`` is one of ``ids``, whatever their number."""
-        if not ids:
-            return _empty(columns)
-        if len(ids) <= MAX_INDEXED_IDS:
-            return self._table(columns, pc.field(column).isin(pa.array(ids, pa.string())))
-        wanted = pa.array(ids, pa.string())
+        """The rows whose ``column`` is one of ``ids``, whatever their number, each content once."""
+        names = list(dict.fromkeys([*columns, "event_id"]))
 
         def read(snapshot: Snapshot) -> pa.Table:
-            names = list(columns) if column in columns else [*columns, column]
-            pieces = [
-                piece.filter(pc.is_in(piece.column(column), value_set=wanted))
-                for _, piece in snapshot.pieces(names, None)
-            ]
+            pieces = _pieces_in(snapshot, names, column, ids)
             rows = pa.concat_tables([_empty(names), *pieces], promote_options="permissive")
             return dedupe(rows).select(list(columns))
 
         return self._retried(read)
+
+    def _exact_rows(self, item_ids: list[str], columns: tuple[str, ...]) -> pa.Table:
+        # Compared on every column before any is left out: copies that differ must stay two.
+        return self._table_in(EVENT_COLUMNS, "item_id", item_ids).select(list(columns))
 
     def _violations(self, item_ids: list[str]) -> Mapping[str, ItemViolationError]:
         found: dict[str, ItemViolationError] = {}
@@ -297,6 +301,26 @@ class LogReads:
             except ItemViolationError as error:
                 found[item_id] = error
         return found
+
+
+def _pieces_in(
+    snapshot: Snapshot, columns: Sequence[str], column: str, ids: list[str]
+) -> Iterator[pa.Table]:
+    """The stored rows whose ``column`` is one of ``ids``, copies too.
+
+    A few ids are looked up through the index; many are found in one pass over the column.
+    """
+    wanted = pa.array(ids, pa.string())
+    if not ids:
+        return
+    if len(ids) <= MAX_INDEXED_IDS:
+        for _, piece in snapshot.pieces(columns, pc.field(column).isin(wanted)):
+            yield piece
+        return
+    names = list(columns) if column in columns else [*columns, column]
+    for _, piece in snapshot.pieces(names, None):
+        rows = piece.filter(pc.is_in(piece.column(column), value_set=wanted))
+        yield rows.select(list(columns))
 
 
 def _empty(columns: Sequence[str]) -> pa.Table:

@@ -374,8 +374,10 @@ def _batches(
     batch_rows: int = _SCAN_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     try:
+        # Reading the filtered columns first, and the others after, pays for filters that leave
+        # little. Those have an index here; the others leave much.
         yield from dataset.scanner(
-            columns=list(columns), filter=where, batch_size=batch_rows
+            columns=list(columns), filter=where, batch_size=batch_rows, late_materialization=False
         ).to_batches()
     except LANCE_ERRORS as error:
         raise _read_error(error, dataset) from error

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from datagen_ray import DatagenEvent, ItemViolationError, fold_datagen_events
@@ -13,10 +12,14 @@ from datagen_ray.log.schema import DATAGEN_SCHEMA, decode_batch, encode_events
 from datagen_ray.store.bulk import (
     OVERVIEW_COLUMNS,
     STATUS_COLUMNS,
+    Exact,
+    RootStatuses,
     item_states,
     overview,
     root_statuses,
 )
+from datagen_ray.store.columns import EventColumns
+from datagen_ray.store.snapshot import dedupe
 from tests.log.builders import completed, created, field_append, field_set, row, stored, terminal
 from tests.log.test_fold import VIOLATIONS
 
@@ -37,8 +40,12 @@ def table(events: list[DatagenEvent]) -> pa.Table:
     return pa.Table.from_batches([encode_events(events)], schema=DATAGEN_SCHEMA)
 
 
-def violations(rows: pa.Table) -> Any:
+def exact(rows: pa.Table) -> Exact:
     events = group_by_item(decode_batch(rows))
+
+    def select(item_ids: list[str], columns: tuple[str, ...]) -> pa.Table:
+        wanted = rows.filter(pc.is_in(rows.column("item_id"), value_set=pa.array(item_ids)))
+        return dedupe(wanted).select(list(columns))
 
     def fold(item_ids: list[str]) -> dict[str, ItemViolationError]:
         found = {}
@@ -49,7 +56,13 @@ def violations(rows: pa.Table) -> Any:
                 found[item_id] = error
         return found
 
-    return fold
+    return Exact(select, fold)
+
+
+def statuses_of(rows: pa.Table) -> RootStatuses:
+    """The statuses, the rows coming in pieces of three."""
+    pieces = (rows.slice(at, 3).select(list(STATUS_COLUMNS)) for at in range(0, len(rows), 3))
+    return root_statuses(pieces, exact(rows))
 
 
 @pytest.mark.parametrize(("events", "code", "_ids"), VIOLATIONS.values(), ids=VIOLATIONS)
@@ -57,13 +70,12 @@ def test_what_the_fold_refuses_is_damaged_and_nothing_else_is(
     events: list[DatagenEvent], code: str, _ids: tuple[str, ...]
 ) -> None:
     rows = table([*SOUND, *events])
-    states = item_states(rows.select(list(STATUS_COLUMNS)))
-    ids = states.item_ids.to_pylist()
-    assert {item_id for item_id, bad in zip(ids, states.damaged, strict=True) if bad} == {"5"}
-    statuses = root_statuses(rows.select(list(STATUS_COLUMNS)), violations(rows))
+    states = item_states(EventColumns.of([rows.select(list(STATUS_COLUMNS))]))
+    assert {i for i, bad in zip(states.ids, states.damaged, strict=True) if bad} == {"5"}
+    statuses = statuses_of(rows)
     assert statuses.to_dict() == {"sound": "completed"}
     assert statuses.violations["5"].code == code
-    found = overview(rows.select(list(OVERVIEW_COLUMNS)), violations(rows))
+    found = overview([rows.select(list(OVERVIEW_COLUMNS))], exact(rows))
     assert (found.items, found.completed, found.failures) == (1, 1, 1)
     assert set(found.violations) == {"5"}
 
@@ -86,14 +98,14 @@ def test_the_status_is_that_of_the_fold(events: list[DatagenEvent]) -> None:
     rows = table([*SOUND, *events])
     folded = fold_datagen_events(events)
     assert folded is not None
-    statuses = root_statuses(rows.select(list(STATUS_COLUMNS)), violations(rows))
+    statuses = statuses_of(rows)
     assert statuses.to_dict() == {"sound": "completed", "5": folded.status}
     assert not statuses.violations
 
 
 def test_what_never_started_has_no_status() -> None:
     rows = table([completed(1), row("FAILED", 2), *SOUND])
-    statuses = root_statuses(rows.select(list(STATUS_COLUMNS)), violations(rows))
+    statuses = statuses_of(rows)
     assert list(statuses) == ["sound"]
     assert "5" not in statuses
     assert len(statuses) == 1
@@ -101,5 +113,21 @@ def test_what_never_started_has_no_status() -> None:
 
 def test_nothing_has_no_statuses() -> None:
     rows = table([])
-    assert len(root_statuses(rows.select(list(STATUS_COLUMNS)), violations(rows))) == 0
-    assert overview(rows.select(list(OVERVIEW_COLUMNS)), violations(rows)).items == 0
+    assert len(statuses_of(rows)) == 0
+    assert overview([rows.select(list(OVERVIEW_COLUMNS))], exact(rows)).items == 0
+
+
+def test_copies_of_an_event_count_once_and_damage_nothing() -> None:
+    rows = table(SOUND)
+    twice = pa.concat_tables([rows, rows.slice(2)])
+    statuses = statuses_of(twice)
+    assert statuses.to_dict() == {"sound": "completed"}
+    assert not statuses.violations
+    found = overview([twice.select(list(OVERVIEW_COLUMNS))], exact(twice))
+    assert (found.items, found.completed, found.failures) == (1, 1, 1)
+    assert sum(found.completed_steps.values()) == 1
+
+
+def test_a_sub_item_without_its_parent_column_is_no_root() -> None:
+    rows = table([*SOUND, stored(created(1, "sound/x:0"), parent_item_id=None)])
+    assert list(statuses_of(rows)) == ["sound"]
