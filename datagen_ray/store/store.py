@@ -20,7 +20,7 @@ from datagen_ray.log.ids import DatagenItemId, canonical_ids
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.validate import validate_append, validate_checkpoint
 from datagen_ray.store import layout
-from datagen_ray.store.cleanup import CleanupOptions, CleanupStatistics, PeriodicCleanup
+from datagen_ray.store.cleanup import CleanupOptions, PeriodicCleanup
 from datagen_ray.store.collect import (
     GRACE_S,
     WAL_RETENTION_S,
@@ -42,8 +42,9 @@ from datagen_ray.store.lookup import NeverStarted
 from datagen_ray.store.merge import MergeReport, ShardMerger
 from datagen_ray.store.reads import LogReads
 from datagen_ray.store.snapshot import LogReader
+from datagen_ray.store.statistics import StoreStatistics
 from datagen_ray.store.storage import LogStorage
-from datagen_ray.store.writer import ShardOwner, WriterOptions, WriterStatistics
+from datagen_ray.store.writer import ShardOwner, WriterOptions
 
 
 class DatagenStore(LogReads):
@@ -300,15 +301,18 @@ class DatagenStore(LogReads):
             now=self._now,
         )
 
-    def cleanup_statistics(self) -> CleanupStatistics | None:
-        """What the periodic cleanup has done; None when there is none."""
-        return None if self._cleanup is None else self._cleanup.statistics()
+    def statistics(self) -> StoreStatistics:
+        """What this store has done, and what is pending in every shard of the log."""
+        owner, cleanup = self._owner, self._cleanup
+        snapshot = self._reader.snapshot()
+        return StoreStatistics.of(
+            snapshot.manifests,
+            writer=None if owner is None else owner.statistics(),
+            cleanup=None if cleanup is None else cleanup.statistics(),
+            base_version=snapshot.base.version,
+        )
 
     # -- the end -------------------------------------------------------------------------------
-
-    def writer_statistics(self) -> WriterStatistics | None:
-        """What this store's writer has done; None when nothing was claimed."""
-        return None if self._owner is None else self._owner.statistics()
 
     def close(self) -> None:
         """Write what is queued, flush it, and let the shard go. Idempotent; reads end too."""

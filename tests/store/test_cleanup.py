@@ -188,7 +188,7 @@ def test_a_store_merges_its_own_shard_while_it_is_appended_to(tmp_path, seen):
         append(owner, "b")  # the writer sees the new manifest and wakes the cleanup
         assert seen.merged.wait(30)
         merging.check()
-        assert store.cleanup_statistics().generations >= 1
+        assert store.statistics().cleanup.generations >= 1
         append(owner, "c")
     assert not merging.is_alive
     assert visible_ids(uri) == ids_of(*"abc")

@@ -223,3 +223,15 @@ def test_dedupe_keeps_each_content_once_and_tells_nan_and_zeros_apart() -> None:
     )
     assert snapshot.dedupe(rows).column("event_id").to_pylist() == ["a", "a", "b", "b", "c"]
     assert snapshot.dedupe(rows.slice(0, 0)).num_rows == 0
+
+
+def test_statistics_tell_what_was_written_and_what_is_pending(store: DatagenStore) -> None:
+    found = store.statistics()
+    assert found.writer is not None
+    assert (found.writer.appends, found.writer.events) == (18, 45)
+    assert found.cleanup is None
+    assert found.pending_generations == {shard_uuid("default"): 1}
+    assert found.pending_bytes[shard_uuid("default")] > 0
+    with DatagenStore.open(store.uri, read_only=True) as other:
+        assert other.statistics().writer is None
+        assert other.statistics().pending_generations == found.pending_generations
