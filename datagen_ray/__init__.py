@@ -21,6 +21,7 @@ from datagen_ray.errors import (
     InvalidEventError,
     InvalidItemIdError,
     ItemViolationError,
+    LeaseLostError,
     LogNotFoundError,
     PipelineError,
     PipelineMismatchError,
@@ -74,14 +75,20 @@ from datagen_ray.pipeline.results import Append, Filtered, Permanent
 from datagen_ray.pipeline.retry import Retry
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.bulk import Overview, RootStatuses
+from datagen_ray.store.cleanup import CleanupOptions, PeriodicCleanup
+from datagen_ray.store.lease import MaintenanceLease
 from datagen_ray.store.lookup import Damaged, DatagenItemLookup, Found, NeverStarted
+from datagen_ray.store.maintenance import MaintenanceReport, maintain_once
+from datagen_ray.store.statistics import StoreStatistics
 from datagen_ray.store.store import DatagenStore
 from datagen_ray.store.verify import LogReport
+from datagen_ray.store.writer import WriterOptions
 
 __all__ = [
     "DATAGEN_SCHEMA_VERSION",
     "Append",
     "Branch",
+    "CleanupOptions",
     "ClusterLostError",
     "Codec",
     "CodecError",
@@ -120,15 +127,19 @@ __all__ = [
     "Item",
     "ItemViolationError",
     "LazyBlob",
+    "LeaseLostError",
     "LocalRunSummary",
     "LogNotFoundError",
     "LogReport",
     "LogViolation",
     "LogViolationKind",
     "Loop",
+    "MaintenanceLease",
+    "MaintenanceReport",
     "MapReduce",
     "NeverStarted",
     "Overview",
+    "PeriodicCleanup",
     "Permanent",
     "Pipeline",
     "PipelineError",
@@ -142,14 +153,17 @@ __all__ = [
     "SourceError",
     "StepContext",
     "StorageError",
+    "StoreStatistics",
     "SubItem",
     "SubPipeline",
     "ValueTooLargeError",
     "WriterFencedError",
+    "WriterOptions",
     "WriterPoisonedError",
     "codec_for",
     "datagen_event_id",
     "fold_datagen_events",
+    "maintain_once",
     "numpy_codec",
     "run_local",
     "step",
