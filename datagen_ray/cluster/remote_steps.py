@@ -38,6 +38,8 @@ _LOGGER = logging.getLogger("datagen_ray.steps")
 
 TRIES = 4
 """How often a call is made whose process dies under it."""
+WAITS = 20
+"""How often a call may be lost before it begins, as when a call beside it ends their process."""
 AHEAD = 2
 """Calls that a worker has at one actor of a pool: one that runs, one that waits its turn."""
 NOTE_S = 30.0
@@ -46,6 +48,10 @@ NOTE_S = 30.0
 
 class _Lost(Exception):
     """The process died, or cannot be reached: there is no outcome."""
+
+    def __init__(self, reason: str, *, begun: bool) -> None:
+        super().__init__(reason)
+        self.begun = begun
 
 
 class RayCalls:
@@ -76,18 +82,23 @@ class RayCalls:
 
     async def call(self, step: Step, call: Call) -> Any:
         packed = cloudpickle.dumps(call)
-        reason = ""
-        for _ in range(TRIES):
+        begun = waited = 0
+        while True:
             try:
                 outcome: Outcome = cloudpickle.loads(await self._once(step, packed, call.timeout_s))
             except _Lost as lost:
-                reason = str(lost)
-                _LOGGER.warning("step %r lost its process, called again: %s", step.name, reason)
+                begun += lost.begun
+                waited += not lost.begun
+                if begun == TRIES or waited == WAITS:
+                    raise StepProcessDied(
+                        f"the process of step {step.name!r} died {begun} times under this item, "
+                        f"and {waited} times before: {lost}"
+                    ) from lost
+                _LOGGER.warning("step %r lost its process, called again: %s", step.name, lost)
+                if not lost.begun:
+                    await asyncio.sleep(ASK_AGAIN_S)
             else:
                 return outcome.get()
-        raise StepProcessDied(
-            f"the process of step {step.name!r} died {TRIES} times under this item: {reason}"
-        )
 
     async def close(self) -> None:
         """Nothing to end here: tasks end with their calls, pools with the run."""
@@ -164,6 +175,10 @@ class _Pool:
                 return await _outcome_of(
                     stream, self._step, timeout_s, lambda: ray.kill(actor, no_restart=False)
                 )
+            except _Lost:
+                # Until it is restarted it would refuse the next call as well.
+                await self._set_up(actor)
+                raise
             finally:
                 self._busy[number] -= 1
 
@@ -172,11 +187,13 @@ async def _outcome_of(
     stream: Any, step: Step, timeout_s: float | None, stop: Callable[[], None]
 ) -> bytes:
     """The outcome at the end of a call's stream; raises :class:`_Lost`, or ``TimeoutError``."""
+    has_begun = False
     try:
         begun = asyncio.ensure_future(_next(stream))
         while not (await asyncio.wait([begun], timeout=NOTE_S))[0]:
             _note_wait(step)
         begun.result()
+        has_begun = True
         return await asyncio.wait_for(_next(stream), timeout_s)
     except asyncio.TimeoutError:
         stop()
@@ -187,9 +204,9 @@ async def _outcome_of(
             f"step {step.name!r} cannot be run on Ray: {error_line(error)}"
         ) from error
     except RayError as error:
-        raise _Lost(error_line(error)) from error
+        raise _Lost(error_line(error), begun=has_begun) from error
     except StopAsyncIteration as error:
-        raise _Lost("its stream ended without an outcome") from error
+        raise _Lost("its stream ended without an outcome", begun=has_begun) from error
 
 
 async def _next(stream: Any) -> bytes:

@@ -169,7 +169,7 @@ def test_a_call_that_kills_every_process_is_a_failure_of_its_item(tmp_path: Path
 
     summary = start(tmp_path, [step(num_cpus=0.1)(die)], 2, workers=1)
     assert summary.completed == 1
-    assert failure(summary).startswith("StepProcessDied: the process of step 'die' died 4 times")
+    assert failure(summary).startswith("StepProcessDied: the process of step 'die' died ")
 
 
 def test_limits_hold_across_workers(tmp_path: Path) -> None:
