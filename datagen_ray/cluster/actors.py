@@ -30,6 +30,7 @@ from datagen_ray.clock import new_run_id
 from datagen_ray.cluster.driver import WorkerHandle, WorkerLostError
 from datagen_ray.cluster.maintainer import Maintainer, MaintainerConfig, MaintainerStatus
 from datagen_ray.cluster.messages import Assignment, Collected, WorkerConfig, WorkerReport
+from datagen_ray.cluster.ray_meter import RayMeter
 from datagen_ray.cluster.remote_steps import RayCalls
 from datagen_ray.cluster.shared_actors import RayLimits, SharedActors, SharedNames
 from datagen_ray.cluster.step_processes import StepSource
@@ -63,6 +64,7 @@ class WorkerActor:
             incarnation=context.get_worker_id(),
             remote=RayCalls(StepSource(config.pipeline, config.import_paths), shared),
             limits=None if shared.ledger is None else RayLimits(ray.get_actor(shared.ledger)),
+            meter=RayMeter(config.labels),
         )
 
     async def start(self) -> WorkerReport:
@@ -266,7 +268,7 @@ class RayFleet:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=self._options.num_cpus,
-        ).remote(replace(self.config, slot=slot))
+        ).remote(replace(self.config, slot=slot, labels={**self.config.labels, "slot": slot}))
         return RayWorker(actor)
 
     def start_maintainer(self) -> None:

@@ -51,7 +51,8 @@ class WorkerConfig:
     ``pipeline`` is the pickled pipeline; ``import_paths`` are where the modules that it names lie,
     relative ones against the working directory of the worker. ``slot`` is the name of the shard.
     A root with ``max_failures`` FAILED rows in one stream is left alone; None: never. ``shared``
-    names what the run's workers share, as the cluster at hand has it.
+    names what the run's workers share, as the cluster at hand has it. ``labels`` are those of its
+    metrics.
     """
 
     log_uri: str
@@ -65,6 +66,7 @@ class WorkerConfig:
     fsync: bool = True
     drain_s: float = 20.0
     shared: Any = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

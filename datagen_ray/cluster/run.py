@@ -139,6 +139,7 @@ def run(
         storage_options=storage_options,
         fsync=fsync,
         drain_s=drain_s,
+        labels={"pipeline": pipeline.name, "experiment": experiment},
     )
     fleet.shared = SharedActors(pipeline, StepSource(pickled, import_paths()), fleet.name)
     slots = tuple(f"worker-{number}" for number in range(count))

@@ -38,9 +38,21 @@ from datagen_ray.cluster.messages import (
     WorkerReport,
     WorkerState,
 )
+from datagen_ray.cluster.metrics import (
+    PENDING,
+    PUBLISH_S,
+    QUEUED,
+    QUEUED_ROWS,
+    RUNNING,
+    Measure,
+    Meter,
+    NoMeter,
+    WorkerMetrics,
+)
 from datagen_ray.errors import (
     ConfigError,
     DamagedLogError,
+    DatagenError,
     InputError,
     RunSupersededError,
     StorageError,
@@ -88,7 +100,8 @@ class Worker:
 
     ``load_pipeline`` turns the bytes of the config into a pipeline; it is handed in since only the
     caller knows how they were made. ``incarnation`` is any text that no other life of the slot has.
-    ``remote`` runs placed steps, ``limits`` are those of the run; see the executor.
+    ``remote`` runs placed steps, ``limits`` are those of the run; see the executor. ``meter`` is
+    told what the worker does, once a second.
     """
 
     def __init__(
@@ -99,12 +112,15 @@ class Worker:
         incarnation: str,
         remote: RemoteCalls | None = None,
         limits: Limits | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self._config = config
         self._load_pipeline = load_pipeline
         self._incarnation = incarnation
         self._remote = remote
         self._limits = limits
+        self._metrics = WorkerMetrics(meter or NoMeter())
+        self._publishing: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[WorkerReport] | None = None
         self._store: DatagenStore | None = None
         self._executor: Executor | None = None
@@ -156,13 +172,15 @@ class Worker:
             await asyncio.to_thread(check)
             executor = Executor(
                 pipeline,
-                store,
+                self._metrics.sink(store),
                 run_id=config.term.run_id,
                 blobs=_Blobs(store),
                 max_in_flight_roots=config.concurrency,
                 max_failures=config.max_failures,
                 remote=self._remote,
                 limits=self._limits,
+                observe=self._metrics.call,
+                sleep=self._metrics.pause,
             )
             await executor.start()
             # Its failures are raised by the close at the latest; appends do not depend on it.
@@ -171,12 +189,32 @@ class Worker:
             await asyncio.to_thread(store.close)
             raise
         self._store, self._executor = store, executor
+        self._publishing = asyncio.ensure_future(self._publish(store))
         return WorkerReport(
             slot=config.slot,
             incarnation=self._incarnation,
             writer_epoch=store.writer_epoch,
             host=socket.gethostname(),
             pid=os.getpid(),
+        )
+
+    async def _publish(self, store: DatagenStore) -> None:
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            try:
+                pending = await asyncio.to_thread(store.pending_generations)
+            except DatagenError:
+                pending = -1  # not known; whoever writes meets the same storage, and says so
+            self._publish_now({PENDING: pending} if pending >= 0 else {})
+
+    def _publish_now(self, known: Mapping[Measure, float]) -> None:
+        self._metrics.publish(
+            {
+                QUEUED: len(self._queue),
+                RUNNING: len(self._running),
+                QUEUED_ROWS: 0 if self._store is None else self._store.queued_rows(),
+                **known,
+            }
         )
 
     async def offer(self, chunk: Sequence[Assignment], acknowledged: int) -> None:
@@ -272,6 +310,9 @@ class Worker:
             outcome = await self._outcome(assignment)
         finally:
             self._running.pop(root_id, None)
+            if outcome is not None:
+                failed = outcome.status is OutcomeStatus.FAILED
+                self._metrics.root_ended(root_id, failed=failed)
             if outcome is not None and self._state in (WorkerState.READY, WorkerState.DRAINING):
                 self._outcomes.append(outcome)
                 self._news.set()
@@ -329,6 +370,8 @@ class Worker:
             return
         self._state = state
         self._reason = _one_line(error)
+        if state is WorkerState.FENCED:
+            self._metrics.fenced()
         self._queue.clear()
         current = asyncio.current_task()
         for task in self._running.values():
@@ -343,8 +386,11 @@ class Worker:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+        if self._publishing is not None:
+            self._publishing.cancel()
         if self._executor is not None:
             await self._executor.close()
+        self._publish_now({PENDING: 0})
         if self._store is not None:
             await self._closed(asyncio.to_thread(self._store.close))
 

@@ -41,6 +41,7 @@ from datagen_ray.store.layout import DEFAULT_SLOT
 from datagen_ray.store.lookup import NeverStarted
 from datagen_ray.store.merge import MergeReport, ShardMerger
 from datagen_ray.store.reads import LogReads
+from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.snapshot import LogReader
 from datagen_ray.store.statistics import StoreStatistics
 from datagen_ray.store.storage import LogStorage
@@ -311,6 +312,18 @@ class DatagenStore(LogReads):
             cleanup=None if cleanup is None else cleanup.statistics(),
             base_version=snapshot.base.version,
         )
+
+    def queued_rows(self) -> int:
+        """Rows that wait to be put into the WAL; 0 when nothing was claimed."""
+        return 0 if self._owner is None else self._owner.statistics().queued_rows
+
+    def pending_generations(self) -> int:
+        """Generations of this store's own shard that wait to be merged: one look at its manifest.
+
+        Cheap enough to be asked every second; :meth:`statistics` reads all shards.
+        """
+        manifest = read_latest_manifest(self._storage, layout.shard_uuid(self._slot))
+        return 0 if manifest is None else len(manifest.sstables)
 
     # -- the end -------------------------------------------------------------------------------
 

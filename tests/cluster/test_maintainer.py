@@ -142,6 +142,7 @@ def test_the_maintainer_of_a_superseded_run_ends(tmp_path: Path) -> None:
     assert lease_terms(uri) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before_compaction", "after_compaction"])
 def test_a_maintainer_killed_at_a_compaction_commit_is_replaced_within_the_lease_time(
     tmp_path: Path, point: str
