@@ -11,6 +11,7 @@ from rich.console import Console
 from datagen_ray.cli.load import load_pipeline
 from datagen_ray.cli.progress import RunDisplay, summary_lines
 from datagen_ray.cluster.actors import RayOptions
+from datagen_ray.cluster.maintainer import MaintainerOptions
 from datagen_ray.cluster.run import run as run_pipeline
 from datagen_ray.cluster.summary import RunSummary
 from datagen_ray.errors import ConfigError
@@ -52,6 +53,15 @@ def run(
         bool, typer.Option("--allow-failures", help="exit with 0 though roots failed")
     ] = False,
     drain_s: Annotated[float, typer.Option(help="seconds that running roots get at the end")] = 20,
+    silence_s: Annotated[
+        float, typer.Option(help="seconds without an answer after which a worker counts as lost")
+    ] = 60,
+    no_maintainer: Annotated[
+        bool, typer.Option("--no-maintainer", help="tidy the log at the end of the run only")
+    ] = False,
+    maintainer_cpus: Annotated[
+        float, typer.Option(help="CPUs that the maintainer reserves; 0: it takes no worker's place")
+    ] = 0,
     no_fsync: Annotated[
         bool, typer.Option("--no-fsync", help="faster, but a power loss can take back steps")
     ] = False,
@@ -79,6 +89,8 @@ def run(
             max_failures=0 if fail_fast else max_failures,
             retry_exhausted=retry_exhausted,
             drain_s=drain_s,
+            silence_s=silence_s,
+            maintainer=None if no_maintainer else MaintainerOptions(num_cpus=maintainer_cpus),
             fsync=not no_fsync,
             ray_options=RayOptions(worker_logs=worker_logs),
             listener=display,

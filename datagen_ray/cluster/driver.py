@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from datagen_ray.cluster.messages import (
     Assignment,
@@ -42,9 +42,13 @@ from datagen_ray.errors import (
 )
 from datagen_ray.sources import SourceRow
 
+T = TypeVar("T")
+
 LOOK_AHEAD_LEAST = 4
 CHECK_TERM_S = 5.0
 RETRY_START_S = 0.2
+OFFER_FACTOR = 5.0
+"""Taking an offer may include reading long histories, so it gets more time than other calls."""
 MAX_BARREN_LIVES = 6
 """How often a slot may die in a row without ending a single root before the run gives up."""
 
@@ -108,6 +112,9 @@ class DriverConfig:
     patience_s: float = 30.0
     """How long a lost worker may take to come back before its roots go to others."""
     drain_s: float = 20.0
+    silence_s: float = 60.0
+    """How long a worker may leave a call without an answer before it counts as lost. It answers
+    several times a second, also while it has nothing to tell."""
     maintain_after_s: float = 10.0
     """How long a run goes on before it gets a maintainer; shorter ones are tidied at their end."""
 
@@ -234,7 +241,10 @@ class Driver:
 
     async def _stop(self, slot: str) -> None:
         try:
-            await self._handles[slot].stop(self._config.drain_s)
+            end_s = self._config.drain_s + self._config.silence_s
+            await asyncio.wait_for(self._handles[slot].stop(self._config.drain_s), end_s)
+        except asyncio.TimeoutError:
+            self._listener.note(f"{slot} did not close in {end_s:g} s")
         except (WorkerLostError, DatagenError) as error:
             # All that it reported is durable; the next claim of its shard flushes the tail.
             self._listener.note(f"{slot} did not close in order: {error}")
@@ -341,7 +351,9 @@ class Driver:
         look_ahead = LOOK_AHEAD_LEAST
         if life.reoffer:
             # What reached it is joined, what did not is taken up: nothing is run twice.
-            await handle.offer(self._roots.reoffered(slot), life.acknowledged)
+            await self._answered(
+                handle.offer(self._roots.reoffered(slot), life.acknowledged), OFFER_FACTOR
+            )
             life.reoffer = False
         while True:
             if life.unclean:
@@ -353,7 +365,7 @@ class Driver:
                     raise WorkerLostError("it drained and has nothing left", gone=False)
                 await self._changed.wait()
                 continue
-            collected = await handle.collect(life.acknowledged)
+            collected = await self._answered(handle.collect(life.acknowledged))
             life.acknowledged = collected.last
             for outcome in collected.outcomes:
                 self._roots.settle(slot, outcome)
@@ -379,7 +391,8 @@ class Driver:
             self._alone_slot = slot
         if self._alone_slot == slot:
             if not hand:
-                await handle.offer(self._roots.take_alone(slot), acknowledged)
+                alone = self._roots.take_alone(slot)
+                await self._answered(handle.offer(alone, acknowledged), OFFER_FACTOR)
             return
         window = self._config.concurrency + look_ahead
         room = window - len(hand)
@@ -390,7 +403,15 @@ class Driver:
             chunk = self._roots.take_classified(slot, await self._read(room))
             self._notify()
         if chunk:
-            await handle.offer(chunk, acknowledged)
+            await self._answered(handle.offer(chunk, acknowledged), OFFER_FACTOR)
+
+    async def _answered(self, reply: Awaitable[T], factor: float = 1.0) -> T:
+        """The reply of a worker, who may be alive and yet never answer: stopped, or cut off."""
+        most_s = self._config.silence_s * factor
+        try:
+            return await asyncio.wait_for(reply, most_s)
+        except asyncio.TimeoutError:
+            raise WorkerLostError(f"no answer for {most_s:g} s", gone=False) from None
 
     async def _read(self, most: int) -> Classified:
         async with self._reading:
@@ -418,7 +439,7 @@ class Driver:
             return False
         try:
             most = min(free, math.ceil(waiting[busiest] / 2))
-            given = await self._handles[busiest].withdraw(most)
+            given = await self._answered(self._handles[busiest].withdraw(most))
         except WorkerLostError:
             return False  # the task that serves it finds out for itself
         self._roots.give_back(busiest, given)

@@ -66,6 +66,7 @@ def run(
     max_failures: int | None = None,
     retry_exhausted: bool = False,
     drain_s: float = 20.0,
+    silence_s: float = 60.0,
     fsync: bool = True,
     ray_options: RayOptions | None = None,
     maintainer: MaintainerOptions | None = DEFAULT_MAINTAINER,
@@ -82,6 +83,7 @@ def run(
     is resumed ``max_root_retries`` times, then counted as failed; later runs leave it alone,
     unless ``retry_exhausted``. More than ``max_failures`` such roots end the run early.
     ``maintainer`` says when a run that goes on for long has one; None: never.
+    A worker that answers nothing for ``silence_s`` counts as lost.
     ``by_value`` are modules whose code is sent to the workers. ``redact`` is by default the
     pipeline's.
 
@@ -160,6 +162,7 @@ def run(
             max_root_retries=max_root_retries,
             max_failures=max_failures,
             drain_s=drain_s,
+            silence_s=silence_s,
             maintain_after_s=math.inf if maintainer is None else maintainer.after_s,
         ),
         fleet=fleet,

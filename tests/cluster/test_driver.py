@@ -157,6 +157,7 @@ def _drive(
     concurrency: int = 2,
     patience_s: float = 30.0,
     max_root_retries: int = 0,
+    silence_s: float = 30.0,
 ) -> RunCounts:
     driver = Driver(
         DriverConfig(
@@ -164,6 +165,7 @@ def _drive(
             concurrency=concurrency,
             patience_s=patience_s,
             max_root_retries=max_root_retries,
+            silence_s=silence_s,
         ),
         fleet=fleet,
         ownership=fleet,
@@ -339,3 +341,28 @@ def test_a_slot_that_dies_before_it_ends_anything_ends_the_run_in_the_end() -> N
 
     with pytest.raises(StorageError, match="worker-0 died 7 times in a row"):
         _drive(StillbornFleet(), 2)
+
+
+def test_a_worker_that_lives_and_never_answers_loses_its_shard_and_its_roots_go_on() -> None:
+    class Stopped(ScriptedWorker):
+        async def start(self) -> WorkerReport:
+            if self.alive:
+                await asyncio.Event().wait()
+            return await super().start()
+
+        async def collect(self, acknowledged: int) -> Collected:
+            await asyncio.Event().wait()
+            raise AssertionError("it never answers")
+
+    class StoppedFleet(ScriptedFleet):
+        def spawn(self, slot: str) -> ScriptedWorker:
+            made = ScriptedWorker if self.workers else Stopped
+            self.workers.append(made(slot, self))
+            return self.workers[-1]
+
+    fleet = StoppedFleet()
+    counts = _drive(fleet, 3, silence_s=0.01, patience_s=0.01)
+    assert counts.completed == 3
+    assert fleet.workers[0].gone, "it was killed"
+    claimed = fleet.acts.index("driver claims worker-0")
+    assert all(place > claimed for place, act in enumerate(fleet.acts) if act.endswith("resume"))

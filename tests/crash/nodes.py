@@ -60,6 +60,15 @@ class Nodes:
     def kill_head(self) -> None:
         _kill_all(self._cluster.head_node)
 
+    def stop_node_of(self, worker: int) -> None:
+        """Stop the raylet of the worker's node, which cuts the worker off from the cluster.
+
+        The worker itself goes on, and reaches its storage, and whoever asks it.
+        """
+        for node in self._nodes:
+            if worker in _children({_raylet_pid(node)}):
+                os.kill(_raylet_pid(node), signal.SIGSTOP)
+
     def workers(self, name: str = "ray::WorkerActor") -> list[int]:
         """The living worker actors of all nodes."""
         raylets = {_raylet_pid(node) for node in self._nodes}
