@@ -39,6 +39,7 @@ from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.pipeline.replay import INPUT_POSITION, RecordedStream, read_tree
 from datagen_ray.pipeline.sink import BlobLoader, EventSink
+from datagen_ray.pipeline.switching import QUICK_TURNS
 from datagen_ray.pipeline.threads import StepThreads
 from datagen_ray.pipeline.walk import StreamWalk
 
@@ -153,11 +154,13 @@ class Executor:
             base_seed=self._seed,
             observe=self._observe,
         )
+        QUICK_TURNS.begin()
 
     async def close(self) -> None:
         """Close class steps that have a ``close()``, and let the threads go."""
         env, self._env = self._env, None
         if env is not None:
+            QUICK_TURNS.end()
             await env.code.tear_down()
         if self._threads is not None:
             self._threads.close()
