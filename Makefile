@@ -40,6 +40,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.append
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.cluster
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from datagen_ray.cluster.run import run
+from datagen_ray.cluster.run import RayOptions, run
 from datagen_ray.cluster.summary import SUMMARY_KEYS, RunSummary
 from datagen_ray.errors import ConfigError, RunSupersededError, SourceError
 from datagen_ray.pipeline.context import StepContext
@@ -21,8 +21,12 @@ from datagen_ray.pipeline.nodes import MapReduce
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.results import Filtered
 from datagen_ray.pipeline.steps import step
+from datagen_ray.store.layout import shard_uuid
 from datagen_ray.store.runs import latest_run, list_runs
+from datagen_ray.store.shard import list_shards, probe_wal, read_latest_manifest
+from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.store import DatagenStore
+from tests.cluster.maintained import EAGER
 from tests.crash.processes import wait_until
 
 pytestmark = pytest.mark.slow
@@ -80,9 +84,7 @@ def start(folder: Path, count: int, **options: Any) -> RunSummary:
         root=folder / "root",
         experiment="e",
         key="n",
-        workers=2,
-        concurrency=4,
-        **options,
+        **{"workers": 2, "concurrency": 4, **options},
     )
 
 
@@ -190,6 +192,51 @@ def test_running_roots_that_left_the_source_are_resumed(
     (tmp_path / "gate").touch()
     summary = later.result(60)
     assert (summary.roots_total, summary.resumed, summary.completed) == (2, 2, 2)
+
+
+def shards_at_work(log: str) -> dict[str, tuple[int, int]]:
+    """For each shard of the log: generations that wait, and WAL entries that are not flushed."""
+    storage = LogStorage(log)
+    found = {}
+    for shard in list_shards(storage):
+        manifest = read_latest_manifest(storage, shard)
+        assert manifest is not None
+        tail = probe_wal(storage, shard, manifest.replay_after) - manifest.replay_after
+        found[shard] = (len(manifest.sstables), tail)
+    return found
+
+
+def test_a_run_of_fewer_workers_adopts_and_merges_the_shards_that_are_left_over(
+    tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
+) -> None:
+    small = RayOptions(num_cpus=0.25)
+    earlier = threads.submit(start, tmp_path, 32, workers=8, ray_options=small, maintainer=None)
+    notes = tmp_path / "notes"
+    wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 32, "eight workers")
+    later = threads.submit(
+        start, tmp_path, 32, workers=2, concurrency=16, ray_options=small, maintainer=EAGER
+    )
+    with pytest.raises(RunSupersededError):
+        earlier.result(60)
+    log = str(tmp_path / "root" / "datagen_checkpoints" / "demo" / "e" / "log.lance")
+    own = {shard_uuid(f"worker-{number}") for number in range(2)}
+
+    def adopted() -> bool:
+        orphans = {s: found for s, found in shards_at_work(log).items() if s not in own}
+        return len(orphans) == 6 and all(found == (0, 0) for found in orphans.values())
+
+    wait_until(adopted, "the maintainer to merge the shards that nobody writes to")
+    assert not later.done(), "while the run goes on"
+    (tmp_path / "gate").touch()
+    summary = later.result(60)
+    assert (summary.resumed, summary.completed + summary.filtered + summary.failed) == (32, 32)
+    assert sum(note[1] == "first" for note in notes_of(notes)) == 32
+    assert len(shards_at_work(log)) == 8
+    assert {found[0] for found in shards_at_work(log).values()} == {0}
+    with DatagenStore.open(log, read_only=True) as store:
+        report = store.verify()
+    assert report.is_clean
+    assert report.rows["base"] == report.events
 
 
 @step
