@@ -1,10 +1,12 @@
 """``datagen-ray export``: the fields of completed roots as a file.
 
 The file appears whole or not at all: it is written beside its place under another name, synced,
-then renamed. Rows come in the order of root ids, a part of the log at a time.
+then renamed. Rows come in the order of root ids, numbers by their value, a part of the log at a
+time; the log is read once.
 
 A field that the log keeps as JSON becomes a column of text, numbers or booleans where all its
-values are of that kind, and of JSON text where they are not; that takes a first pass over the log.
+values are of that kind, and of JSON text where they are not. That is known only at the end, so the
+rows of a Parquet file wait in a file without a name beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import base64
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -61,19 +64,26 @@ def export(
     with open_log(log_uri, storage_option) as store:
         statuses = store.root_item_statuses()
         ids = sorted(
-            each for each in statuses if statuses.status(each) is DatagenItemStatus.COMPLETED
+            (each for each in statuses if statuses.status(each) is DatagenItemStatus.COMPLETED),
+            key=_by_value,
         )
         for item_id, error in sorted(statuses.violations.items()):
             typer.echo(f"left out, damaged: {item_id}: {error}", err=True)
         rows = _Rows(store, ids)
-        _write_whole(path, lambda file: write(file, rows))
+        _write_whole(path, lambda file: write(file, rows, path.parent))
     data = {"rows": len(ids), "path": str(path), "left_out": len(statuses.violations)}
     typer.echo(json.dumps(data) if as_json else f"{len(ids)} rows written to {path}")
     return 0
 
 
+def _by_value(root_id: str) -> tuple[bool, int, str]:
+    """Whole numbers first, by their value, as row numbers are; then all other keys, as text."""
+    is_number = (root_id.isascii() and root_id.isdigit() and root_id[:1] != "0") or root_id == "0"
+    return not is_number, len(root_id) if is_number else 0, root_id
+
+
 class _Rows:
-    """The rows to export, which can be read more than once."""
+    """The rows to export, in order."""
 
     def __init__(self, store: DatagenStore, ids: list[str]) -> None:
         self._store = store
@@ -119,10 +129,14 @@ def _write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _write_jsonl(file: IO[bytes], rows: _Rows) -> None:
+def _write_jsonl(file: IO[bytes], rows: _Rows, _: Path) -> None:
     for row in rows:
-        text = json.dumps(_tagged(row), ensure_ascii=False, allow_nan=False)
-        file.write(text.encode("utf-8", "surrogatepass") + b"\n")
+        file.write(_line(row))
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    text = json.dumps(_tagged(row), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _tagged(value: Any) -> Any:
@@ -138,25 +152,29 @@ def _tagged(value: Any) -> Any:
     return value
 
 
-def _write_parquet(file: IO[bytes], rows: _Rows) -> None:
-    columns = _columns(rows)
-    schema = pa.schema([(name, kind) for name, kind in columns.items()])
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        batch: list[dict[str, Any]] = []
+def _write_parquet(file: IO[bytes], rows: _Rows, beside: Path) -> None:
+    with tempfile.TemporaryFile(dir=beside) as waiting:
+        kinds: dict[str, set[type]] = {}
         for row in rows:
-            batch.append({name: _cell(row.get(name), kind) for name, kind in columns.items()})
-            if len(batch) == _ROOTS_A_READ:
-                writer.write_table(pa.Table.from_pylist(batch, schema))
-                batch = []
-        writer.write_table(pa.Table.from_pylist(batch, schema))
+            for name, value in row.items():
+                if value is not None:
+                    kinds.setdefault(name, set()).add(_kind(value))
+            waiting.write(_line(row))
+        waiting.seek(0)
+        columns = _columns(kinds)
+        schema = pa.schema([(name, kind) for name, kind in columns.items()])
+        with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+            batch: list[dict[str, Any]] = []
+            for line in waiting:
+                row = json.loads(line.decode("utf-8", "surrogatepass"))
+                batch.append({name: _cell(row.get(name), kind) for name, kind in columns.items()})
+                if len(batch) == _ROOTS_A_READ:
+                    writer.write_table(pa.Table.from_pylist(batch, schema))
+                    batch = []
+            writer.write_table(pa.Table.from_pylist(batch, schema))
 
 
-def _columns(rows: _Rows) -> dict[str, pa.DataType]:
-    kinds: dict[str, set[type]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if value is not None:
-                kinds.setdefault(name, set()).add(_kind(value))
+def _columns(kinds: dict[str, set[type]]) -> dict[str, pa.DataType]:
     columns = {ID_COLUMN: pa.string()}
     for name, found in sorted(kinds.items()):
         if name == ID_COLUMN:
@@ -176,10 +194,13 @@ def _kind(value: Any) -> type:
 
 
 def _cell(value: Any, kind: pa.DataType) -> Any:
+    """A value as it waited, tagged, as its column takes it."""
     if value is None:
         return None
     if kind == pa.string():
-        return value if isinstance(value, str) else json.dumps(_tagged(value), ensure_ascii=False)
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if kind == pa.float64():
-        return float(value)
+        return float(value["$float"] if isinstance(value, dict) else value)
+    if kind == pa.binary():
+        return base64.b64decode(value["$bytes"])
     return value

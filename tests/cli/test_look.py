@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from datagen_ray.cli.main import status_of
 from datagen_ray.pipeline.local import run_local
+from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.steps import step
 from tests.cli.pipelines import pipeline
 
 ROWS = [{"key": f"k/{n}", "n": n} for n in range(1, 6)]
@@ -105,10 +108,27 @@ def test_a_failed_export_leaves_the_file_that_was_there(
     target = tmp_path / "rows.jsonl"
     target.write_text("before")
 
-    def full(file: object, rows: object) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("datagen_ray.cli.export._write_jsonl", full)
     assert status_of(["export", log_uri, "--to", str(target)]) == 2
     assert target.read_text() == "before"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_an_export_has_numbered_roots_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    @step
+    def twice(item: Any) -> dict[str, Any]:
+        return {"y": item["n"] * 2}
+
+    keys = ["10", "9", "b", "2", "0", "a", "07"]
+    rows = [{"k": key, "n": 0.5} for key in keys]
+    done = run_local(
+        Pipeline("numbers", [twice]), rows, key="k", root=tmp_path / "root", experiment="e"
+    )
+    target = tmp_path / "rows.parquet"
+    assert status_of(["export", done.log_uri, "--to", str(target)]) == 0
+    table = pq.read_table(target)
+    assert table.column("item_id").to_pylist() == ["0", "2", "9", "10", "07", "a", "b"]
+    assert table.column("y").to_pylist() == [1.0] * 7
