@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.report import Report, arguments, median_of
+from benchmarks.report import Report, arguments
 from datagen_ray import DatagenEvent, DatagenStore, Pipeline, step
 from datagen_ray.pipeline.executor import Executor, RootTask
 from datagen_ray.pipeline.sink import EventSink
@@ -104,7 +105,7 @@ def bare_sleeps(count: int) -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", runs=3)
+    options = arguments(__doc__ or "")
     report = Report("pipeline: items/s in one process, three steps an item, 256 in flight")
     slow_count = IN_FLIGHT * SLOW_WAVES
     ideal = IN_FLIGHT / (3 * STEP_S)
@@ -115,18 +116,30 @@ def main() -> None:
             made.mkdir()
             return made
 
-        runs = options.runs
         warm_up(folder("warm", 0))
-        quick = median_of(runs, lambda run: with_log(folder("quick", run), quick_steps(), ITEMS))
-        bare = median_of(runs, lambda _: without_log(quick_steps(), ITEMS))
-        slow = median_of(runs, lambda run: with_log(folder("slow", run), slow_steps(), slow_count))
-        sleeps = median_of(runs, lambda _: bare_sleeps(slow_count))
-    report.add("no-op steps, log with fsync", quick, "items/s")
-    report.add("  without the log", bare, "items/s", against="with the log", ratio=quick / bare)
-    report.add("100 ms steps, log with fsync", slow, "items/s")
-    report.add("  ideal", ideal, "items/s", against="with the log", ratio=slow / ideal)
-    report.add("  bare sleeps", sleeps, "items/s", against="with the log", ratio=slow / sleeps)
+        quick, bare, slow, sleeps = [], [], [], []
+        # Side by side, so that what else the machine does falls on both sides of a ratio.
+        for run in range(options.runs):
+            quick.append(with_log(folder("quick", run), quick_steps(), ITEMS))
+            bare.append(without_log(quick_steps(), ITEMS))
+            slow.append(with_log(folder("slow", run), slow_steps(), slow_count))
+            sleeps.append(bare_sleeps(slow_count))
+    with_over = "with the log"
+    report.add("no-op steps, log with fsync", median(quick), "items/s")
+    report.add(
+        "  without the log", median(bare), "items/s", against=with_over, ratio=ratio(quick, bare)
+    )
+    report.add("100 ms steps, log with fsync", median(slow), "items/s")
+    report.add("  ideal", ideal, "items/s", against=with_over, ratio=median(slow) / ideal)
+    report.add(
+        "  bare sleeps", median(sleeps), "items/s", against=with_over, ratio=ratio(slow, sleeps)
+    )
     report.show(options.json)
+
+
+def ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the ratios of neighbours."""
+    return median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def warm_up(folder: Path) -> None:
