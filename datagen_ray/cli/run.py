@@ -33,7 +33,12 @@ def run(
     key: Annotated[
         str | None, typer.Option(help="column that names the rows; default: the row number")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="worker processes")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "--max-workers", help="worker processes, at the most")
+    ] = None,
+    min_workers: Annotated[
+        int | None, typer.Option(help="workers at first; more follow while there is more to do")
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="roots that one worker runs at once")] = 64,
     address: Annotated[
         str | None, typer.Option(help="a running Ray cluster; default: one of its own")
@@ -82,6 +87,7 @@ def run(
             experiment=experiment,
             key=key,
             workers=workers,
+            min_workers=min_workers,
             concurrency=concurrency,
             address=address,
             storage_options=storage_options(storage_option),

@@ -103,9 +103,14 @@ class Ownership(Protocol):
 
 @dataclass(frozen=True)
 class DriverConfig:
-    """``slots`` are the shard names of the workers; the rest are limits."""
+    """``slots`` are the shard names of the workers; the rest are limits.
+
+    The first ``least`` of them are asked for at once, by default all; each other one when those
+    before it are at work and the source has more.
+    """
 
     slots: tuple[str, ...]
+    least: int | None = None
     concurrency: int = 64
     max_root_retries: int = 2
     max_failures: int | None = None
@@ -251,8 +256,18 @@ class Driver:
 
     # The life of one slot
 
+    async def _until_wanted(self, slot: str) -> None:
+        """Return when the slots before this one are all at work and leave something to do."""
+        slots = self._config.slots
+        before = slots[: slots.index(slot)]
+        if self._config.least is None or len(before) < self._config.least:
+            return
+        while self._roots.exhausted or not all(map(self._roots.hand, before)):
+            await self._changed.wait()
+
     async def _serve(self, slot: str) -> None:
         """Keep one slot alive and fed for the whole run: it ends by being cancelled, or raises."""
+        await self._until_wanted(slot)
         handle = self._handles[slot] = self._fleet.spawn(slot)
         life: _Life | None = None
         barren = 0

@@ -59,6 +59,7 @@ def run(
     experiment: str,
     key: str | None = None,
     workers: int | None = None,
+    min_workers: int | None = None,
     concurrency: int = 64,
     address: str | None = None,
     storage_options: Mapping[str, str] | None = None,
@@ -79,7 +80,9 @@ def run(
     The log is ``<root>/datagen_checkpoints/<pipeline>/<experiment>/log.lance``; calling this again
     with the same names goes on where it was. ``key`` is the column whose values name the roots,
     by default the row number. ``workers`` (by default one a CPU of an own cluster, else 2) are
-    processes that own a shard each and run up to ``concurrency`` roots at once. A root that fails
+    processes that own a shard each and run up to ``concurrency`` roots at once; with
+    ``min_workers`` so many are asked for at first, and one more, up to ``workers``, whenever all of
+    them are at work and there are roots that none has in hand. A root that fails
     is resumed ``max_root_retries`` times, then counted as failed; later runs leave it alone,
     unless ``retry_exhausted``. More than ``max_failures`` such roots end the run early.
     ``maintainer`` says when a run that goes on for long has one; None: never.
@@ -93,7 +96,7 @@ def run(
     """
     began = time.monotonic()
     said = listener or Silent()
-    _check_numbers(workers=workers, concurrency=concurrency)
+    _check_numbers(workers=workers, min_workers=min_workers, concurrency=concurrency)
     uri = log_uri_of(_durable_root(str(root)), pipeline.name, experiment)
     said.phase("checking the source")
     rows = open_source(source)
@@ -158,6 +161,7 @@ def run(
     driver = Driver(
         DriverConfig(
             slots=slots,
+            least=min_workers,
             concurrency=concurrency,
             max_root_retries=max_root_retries,
             max_failures=max_failures,
@@ -276,8 +280,12 @@ def _durable_root(root: str) -> str:
     return os.path.abspath(root)
 
 
-def _check_numbers(*, workers: int | None, concurrency: int) -> None:
-    for name, value in (("workers", workers), ("concurrency", concurrency)):
+def _check_numbers(*, workers: int | None, min_workers: int | None, concurrency: int) -> None:
+    for name, value in (
+        ("workers", workers),
+        ("min_workers", min_workers),
+        ("concurrency", concurrency),
+    ):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
 

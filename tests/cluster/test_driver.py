@@ -158,10 +158,12 @@ def _drive(
     patience_s: float = 30.0,
     max_root_retries: int = 0,
     silence_s: float = 30.0,
+    least: int | None = None,
 ) -> RunCounts:
     driver = Driver(
         DriverConfig(
             slots=tuple(f"worker-{number}" for number in range(slots)),
+            least=least,
             concurrency=concurrency,
             patience_s=patience_s,
             max_root_retries=max_root_retries,
@@ -366,3 +368,14 @@ def test_a_worker_that_lives_and_never_answers_loses_its_shard_and_its_roots_go_
     assert fleet.workers[0].gone, "it was killed"
     claimed = fleet.acts.index("driver claims worker-0")
     assert all(place > claimed for place, act in enumerate(fleet.acts) if act.endswith("resume"))
+
+
+def test_workers_above_the_least_are_asked_for_while_there_is_more_to_do() -> None:
+    fleet = ScriptedFleet()
+    assert _drive(fleet, 500, slots=3, least=1).completed == 500
+    assert [worker.slot for worker in fleet.workers] == ["worker-0", "worker-1", "worker-2"]
+    assert all(worker.taken for worker in fleet.workers[:2])
+
+    fleet = ScriptedFleet()
+    assert _drive(fleet, 3, slots=3, least=1).completed == 3
+    assert [worker.slot for worker in fleet.workers] == ["worker-0"]
