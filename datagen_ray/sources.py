@@ -1,4 +1,4 @@
-"""Where the roots of a pipeline come from: Parquet, JSONL, CSV, Lance, Python rows.
+"""Where the roots of a pipeline come from: Parquet, JSONL, CSV, Lance, Python rows, data sets.
 
 A source yields rows one at a time and can be read more than once: :func:`count_keys` reads the
 keys alone first, so that a missing, empty or repeated key is an error before anything is written;
@@ -77,7 +77,8 @@ def open_source(
 ) -> RowSource:
     """The source for a path, a URI, or Python rows.
 
-    A path is one file, or a folder of files of one type. Python rows are a sequence, a callable
+    A path is one file, or a folder of files of one type. A data set of Ray Data or of Hugging
+    Face is known by its ``select_columns``. Python rows are a sequence, a callable
     that returns an iterable, or an iterator, which is read into memory as it can be read once only.
     Raises :class:`SourceError` when it is missing or of a type that is not known.
     """
@@ -85,6 +86,8 @@ def open_source(
         return _open_path(str(source), storage_options)
     if isinstance(source, RowSource):
         return source
+    if callable(getattr(source, "select_columns", None)):
+        return _DataSetSource(source)
     if callable(source):
         return _PythonSource(source)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
@@ -203,6 +206,43 @@ class _PythonSource:
 
     def columns(self, column: str | None) -> Iterator[Row]:  # noqa: ARG002 - no cheaper way
         return self.rows()
+
+
+@dataclass(frozen=True, slots=True)
+class _DataSetSource:
+    """A data set of Ray Data (``iter_rows``) or of Hugging Face (iterated), by what it can do.
+
+    Its rows must come in the same order each time where their numbers are the keys.
+    """
+
+    data: Any
+    name: str = "the data set handed in"
+
+    def rows(self) -> Iterator[Row]:
+        return self._iterate(self.data)
+
+    def columns(self, column: str | None) -> Iterator[Row]:
+        if column is None:
+            return self.rows()
+        names = _column_names(self.data)
+        if column not in names:
+            raise SourceError(
+                f"{self.name}: no column {column!r} for the key; it has "
+                f"{', '.join(map(repr, names)) or 'none'}"
+            )
+        return self._iterate(self.data.select_columns([column]))
+
+    def _iterate(self, data: Any) -> Iterator[Row]:
+        rows = getattr(data, "iter_rows", None)
+        return iter(data if rows is None else rows())
+
+
+def _column_names(data: Any) -> list[str]:
+    """Hugging Face has them as an attribute, which a stream may not know; Ray Data is asked."""
+    columns = getattr(data, "columns", None)
+    if callable(columns):
+        return list(columns() or ())
+    return list(getattr(data, "column_names", None) or ())
 
 
 @dataclass(frozen=True, slots=True)

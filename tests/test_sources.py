@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,27 @@ def test_values_that_a_log_has_no_kind_for_become_text(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "rows.parquet")
     (row,) = source_rows(open_source(tmp_path / "rows.parquet"), "id")
     assert row.fields["at"] == "1970-01-01T00:00:00+00:00"
+
+
+class DataSet:
+    """What a Hugging Face data set can do, as far as it is used."""
+
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self._rows = rows
+        self.column_names = list(rows[0])
+
+    def select_columns(self, names: list[str]) -> DataSet:
+        return DataSet([{name: row[name] for name in names} for row in self._rows])
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        return iter(self._rows)
+
+
+def test_a_data_set_is_read_by_its_columns() -> None:
+    source = open_source(DataSet([{"k": "a", "x": 1}, {"k": "b", "x": 2}]))  # type: ignore[arg-type]
+    assert count_keys(source, "k") == 2
+    assert [row.root_id for row in source_rows(source, "k")] == ["a", "b"]
+    assert [row.root_id for row in source_rows(source, None)] == ["0", "1"]
+    assert list(source.columns("x")) == [{"x": 1}, {"x": 2}]
+    with pytest.raises(SourceError, match="no column 'id' for the key; it has 'k', 'x'"):
+        count_keys(source, "id")

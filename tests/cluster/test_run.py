@@ -288,6 +288,21 @@ def test_a_pipeline_that_cannot_travel_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_rows_of_a_ray_data_set_are_roots(tmp_path: Path, ray_here: None) -> None:
+    ray_data = pytest.importorskip("ray.data")
+    data = ray_data.from_items([{"k": f"k{n}", "x": n} for n in range(5)])
+    summary = run(
+        Pipeline("squares", [square]), data, root=tmp_path, experiment="e", key="k", workers=1
+    )
+    assert summary.completed == 5
+    with DatagenStore.open(summary.log_uri, read_only=True) as store:
+        folded = store.fold_item("k4").folded()
+        assert folded is not None
+        assert folded.fields["y"].value.value == 16
+    with pytest.raises(SourceError, match="no column 'id' for the key; it has 'k', 'x'"):
+        run(Pipeline("squares", [square]), data, root=tmp_path, experiment="f", key="id")
+
+
 def test_fan_out_runs_under_its_root(tmp_path: Path, ray_here: None) -> None:
     spread = Pipeline(
         "spread",
