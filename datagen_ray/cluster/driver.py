@@ -176,6 +176,7 @@ class Driver:
         self._changed = asyncio.Event()
         self._handles: dict[str, WorkerHandle] = {}
         self._serving: set[str] = set()
+        self._unsure: set[str] = set()
         self._alone_slot: str | None = None
 
     async def run(self) -> RunCounts:
@@ -364,13 +365,14 @@ class Driver:
     async def _feed(self, slot: str, handle: WorkerHandle, life: _Life) -> None:
         """Offer and collect until the worker is lost or halts."""
         look_ahead = LOOK_AHEAD_LEAST
-        if life.reoffer:
-            # What reached it is joined, what did not is taken up: nothing is run twice.
-            await self._answered(
-                handle.offer(self._roots.reoffered(slot), life.acknowledged), OFFER_FACTOR
-            )
-            life.reoffer = False
         while True:
+            if life.reoffer or slot in self._unsure:
+                # What it has is joined, what it has not is taken up: nothing is run twice.
+                self._unsure.discard(slot)
+                await self._answered(
+                    handle.offer(self._roots.reoffered(slot), life.acknowledged), OFFER_FACTOR
+                )
+                life.reoffer = False
             if life.unclean:
                 await self._top_up(slot, handle, life.acknowledged, look_ahead)
             if life.unclean and await self._take_over_waiting_roots(slot):
@@ -456,7 +458,10 @@ class Driver:
             most = min(free, math.ceil(waiting[busiest] / 2))
             given = await self._answered(self._handles[busiest].withdraw(most))
         except WorkerLostError:
-            return False  # the task that serves it finds out for itself
+            # It may have given roots back in a reply that never came, and run on without them. They
+            # are in its hand here, so the task that serves it offers it all that is.
+            self._unsure.add(busiest)
+            return False
         self._roots.give_back(busiest, given)
         return bool(given)
 

@@ -21,7 +21,15 @@ NOT_THE_ITEMS_FAULT = (
     RunSupersededError,
     InternalError,
 )
-"""Never recorded as a failure of the item: it goes up to whoever holds the writer."""
+"""Never recorded as a failure of the item: it goes up to whoever holds the writer.
+
+User code may raise the same types, of a log of its own; ``runner`` makes those failures of the
+item. What comes out of user code but is trouble of *this* log is wrapped in :class:`OwnTrouble`.
+"""
+
+
+class OwnTrouble(Exception):
+    """This log could not be read on behalf of user code; the cause says why."""
 
 
 class StreamFiltered(Exception):

@@ -17,11 +17,12 @@ MAX_TRACEBACK_CHARS = 65_536
 
 _HERE = str(Path(__file__).parent)
 
+# Every repetition that something must follow is bounded, so that no text takes quadratic time.
 _SECRETS = (
     (
         re.compile(
-            r"(?i)(['\"]?\b[\w-]*(?:api[_-]?key|secret|token|password|passwd|access[_-]?key)[\w-]*"
-            r"['\"]?\s*[=:]\s*['\"]?)[^\s'\",;&)}\]]{4,}"
+            r"(?i)(['\"]?\b[\w-]{0,40}(?:api[_-]?key|secret|token|password|passwd|access[_-]?key)"
+            r"[\w-]{0,40}['\"]?\s{0,8}[=:]\s{0,8}['\"]?)[^\s'\",;&)}\]]{4,}"
         ),
         r"\1[redacted]",
     ),
@@ -31,9 +32,9 @@ _SECRETS = (
         r"\1-[redacted]",
     ),
     (re.compile(r"\b(AKIA|ASIA)[A-Z0-9]{12,}"), r"\1[redacted]"),
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), "[redacted]"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 [redacted]"),
-    (re.compile(r"(\w+://[^\s/:@]+:)[^\s/@]+@"), r"\1[redacted]@"),
+    (re.compile(r"\beyJ[\w-]{8,2048}\.[\w-]{8,4096}\.[\w-]*"), "[redacted]"),
+    (re.compile(r"(?i)\b(bearer|basic)\s{1,8}[A-Za-z0-9._~+/=-]{8,}"), r"\1 [redacted]"),
+    (re.compile(r"\b(\w{1,16}://[^\s/:@]{1,256}:)[^\s/@]{1,512}@"), r"\1[redacted]@"),
 )
 
 
@@ -94,9 +95,18 @@ def describe_failure(error: BaseException, retries: int, redact: Redact) -> Fail
         message = f"{message}\nretries: {retries}"
     return FailureDetails(
         name,
-        storable(redact(message), MAX_MESSAGE_CHARS),
-        storable(redact(_traceback_of(error)), MAX_TRACEBACK_CHARS),
+        redacted(message, redact, MAX_MESSAGE_CHARS),
+        redacted(_traceback_of(error), redact, MAX_TRACEBACK_CHARS),
     )
+
+
+def redacted(text: str, redact: Redact, limit: int) -> str:
+    """``text`` redacted and of bounded length; of a long one only what may be kept is looked at.
+
+    It is cut before it is redacted, and again after, closer in: a secret that the first cut
+    halved, so that it no longer looks like one, is not among what the second one leaves.
+    """
+    return storable(redact(storable(text, 2 * limit)), limit)
 
 
 def text_of(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 from datagen_ray.pipeline.codecs import FieldTypes, Stored, is_native
+from datagen_ray.pipeline.endings import NOT_THE_ITEMS_FAULT, OwnTrouble
 from datagen_ray.pipeline.sink import BlobLoader
 
 _ABSENT = object()
@@ -105,7 +106,11 @@ class LazyBlob:
     async def load(self) -> bytes:
         """The bytes."""
         if self._bytes is None:
-            self._bytes = await self._loader.load(self._event_id)
+            try:
+                self._bytes = await self._loader.load(self._event_id)
+            except NOT_THE_ITEMS_FAULT as error:
+                # User code stands between here and the walk, and may raise such errors itself.
+                raise OwnTrouble(str(error)) from error
         return self._bytes
 
     def read(self) -> bytes:

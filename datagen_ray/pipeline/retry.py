@@ -11,13 +11,18 @@ from typing import Any, TypeVar
 import tenacity
 
 from datagen_ray.clock import Clock, utc_now
-from datagen_ray.errors import DatagenError, PipelineError
+from datagen_ray.errors import DatagenError, PipelineError, StorageError
+from datagen_ray.pipeline.endings import OwnTrouble
+from datagen_ray.pipeline.failures import StepAborted
 from datagen_ray.pipeline.results import Filtered, Permanent
 
 T = TypeVar("T")
 
 _FINAL = (Filtered, Permanent, DatagenError)
-"""Never worth another call: control flow, and errors that name their own cure."""
+"""Never worth another call: control flow, and errors that name their own cure.
+
+``StorageError`` alone says that trying again may help: of another log, which a step reads.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,8 @@ class Retry:
     """Call a step up to ``attempts`` times, with exponential waits between the calls.
 
     Only exceptions of the types in ``on`` are retried, and of those never ``Filtered``,
-    ``Permanent`` or an error of this package. The wait before call k+1 is
-    ``wait_s * multiplier ** k``, at most ``max_wait_s``, spread by up to ``jitter`` of itself. An
+    ``Permanent`` or an error of this package other than ``StorageError``. The wait before call
+    k+1 is ``wait_s * multiplier ** k``, at most ``max_wait_s``, spread by up to ``jitter`` of itself. An
     exception that says how long to wait (``retry_after`` in seconds, or the ``Retry-After``
     header of its ``response``) is believed where that is longer.
     """
@@ -54,7 +59,10 @@ class Retry:
 
     def retries(self, error: BaseException) -> bool:
         """Whether this error is worth another call."""
-        if isinstance(error, (*_FINAL, asyncio.CancelledError)):
+        if isinstance(error, StepAborted) and error.__cause__ is not None:
+            error = error.__cause__
+        final = isinstance(error, _FINAL) and not isinstance(error, StorageError)
+        if final or isinstance(error, (OwnTrouble, asyncio.CancelledError)):
             return False
         return isinstance(error, self.on)
 

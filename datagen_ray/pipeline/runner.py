@@ -7,13 +7,15 @@ not between retries, and never by an item that waits for its sub-items.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 from datagen_ray.pipeline.batching import Batcher
 from datagen_ray.pipeline.context import StepContext
-from datagen_ray.pipeline.failures import StepAborted
+from datagen_ray.pipeline.endings import NOT_THE_ITEMS_FAULT
+from datagen_ray.pipeline.failures import StepAborted, text_of
 from datagen_ray.pipeline.gate import Gate, Holder
 from datagen_ray.pipeline.item import Item
 from datagen_ray.pipeline.limits import rate_name
@@ -123,20 +125,49 @@ def call_plain(
     """A plain function; what would end more than its step becomes a failure of it."""
     try:
         return function(*args, **keywords)
-    except (SystemExit, GeneratorExit, StopIteration, asyncio.CancelledError) as error:
-        # These mean something to the event loop and to threads; from user code they are failures.
-        raise StepAborted(f"{type(error).__name__}: {error}") from error
+    except BaseException as error:  # noqa: BLE001 - raised again, as what it means
+        _raise_meaning(error)
 
 
 async def call_async(call: Awaitable[Any]) -> Any:
     """As :func:`call_plain`, for what an async function returned."""
     try:
         return await call
-    except SystemExit as error:
-        raise StepAborted(f"{type(error).__name__}: {error}") from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         cancelling = getattr(task, "cancelling", None)  # from Python 3.11 on
         if cancelling is None or cancelling():
             raise
         raise StepAborted("the step's own task was cancelled") from error
+    except GeneratorExit as error:
+        if not _in_a_task():
+            raise  # the coroutine is being thrown away
+        raise StepAborted("GeneratorExit: raised by the step") from error
+    except BaseException as error:  # noqa: BLE001 - raised again, as what it means
+        _raise_meaning(error)
+
+
+def _raise_meaning(error: BaseException) -> NoReturn:
+    """Raise what user code raised, as what it means; most of it is what it is.
+
+    ``SystemExit``, ``StopIteration`` and whatever else means something to the event loop or to
+    threads, or would be taken for trouble of this log, is a failure of the step.
+    """
+    is_plain = isinstance(error, Exception) and not isinstance(
+        error, (StopIteration, asyncio.CancelledError, *NOT_THE_ITEMS_FAULT)
+    )
+    if is_plain or (isinstance(error, KeyboardInterrupt) and _in_main_thread()):
+        raise error
+    raise StepAborted(f"{type(error).__name__}: {text_of(error)}") from error
+
+
+def _in_main_thread() -> bool:
+    """Where Ctrl-C arrives; a KeyboardInterrupt anywhere else was raised by somebody."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _in_a_task() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from datagen_ray.pipeline.failures import FarError, FarTraceback, text_of
+from datagen_ray.pipeline.endings import NOT_THE_ITEMS_FAULT
+from datagen_ray.pipeline.failures import FarError, FarTraceback, StepAborted, text_of
 from datagen_ray.pipeline.item import FrozenDict, FrozenList, Item, LazyBlob
 
 
@@ -100,7 +101,11 @@ class Outcome:
         """The result; or the exception is raised, with the far traceback as its cause."""
         if self.error is None:
             return self.result
-        raise self.error from FarTraceback(self.trace)
+        self.error.__cause__ = FarTraceback(self.trace)
+        if isinstance(self.error, NOT_THE_ITEMS_FAULT):
+            # Trouble of a log that the step used, over there, not of this one.
+            raise StepAborted(f"{type(self.error).__name__}: {self.error}") from self.error
+        raise self.error
 
 
 class Wire(Protocol):

@@ -17,6 +17,7 @@ from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import (
     NOT_THE_ITEMS_FAULT,
     Ending,
+    OwnTrouble,
     StreamFailed,
     StreamFiltered,
 )
@@ -88,7 +89,7 @@ class Stream:
         """The item for user code at ``position``."""
         try:
             return await self.item()
-        except InputError as error:
+        except (InputError, OwnTrouble) as error:
             self.raise_from_user(position, error)
 
     def contexts(self, position: DatagenStreamPosition) -> MakeContext:
@@ -110,6 +111,8 @@ class Stream:
 
     def raise_from_user(self, position: DatagenStreamPosition, error: Exception) -> NoReturn:
         """What an exception means for the stream."""
+        if isinstance(error, OwnTrouble) and error.__cause__ is not None:
+            raise error.__cause__
         if isinstance(error, NOT_THE_ITEMS_FAULT):
             raise error
         if isinstance(error, Filtered):

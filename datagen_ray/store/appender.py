@@ -143,6 +143,7 @@ class WalAppender:
         return int(self._writer.stats()["memtable_flush_failures"])
 
     def _put(self, entry: Entry) -> None:
+        self._check_still_there()
         crash_point("before_put")
         try:
             self._writer.put(entry.batch)
@@ -152,7 +153,20 @@ class WalAppender:
         self.entries += 1
         self._settle_position(entry)
         crash_point("after_fsync")
+        self._check_still_there()
         self.follow_manifest()
+
+    def _check_still_there(self) -> None:
+        """Make sure that the log was not moved or deleted under this writer.
+
+        Lance makes missing folders anew, so a put would succeed into a log that nobody reads.
+        """
+        path = self._manifest_path
+        if self._storage.local_root is None or os.path.exists(path(self._manifest.version)):
+            return
+        raise StorageError(
+            f"{self.where} is gone from its place; put the folder of the log back, then reopen"
+        )
 
     def _settle_position(self, entry: Entry) -> None:
         """Find where the put went, since Lance does not tell, and make it durable."""

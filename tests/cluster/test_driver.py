@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -293,6 +293,35 @@ def test_an_idle_worker_takes_over_what_waits_at_a_slow_one() -> None:
     assert counts.completed == 6
     moved = [a for a in fleet.workers[1].taken if a.mode is Mode.RESUME]
     assert moved, "the fast worker was handed roots that the slow one had not begun"
+
+
+def test_roots_given_back_in_a_reply_that_never_came_are_offered_to_their_worker_again() -> None:
+    lost: list[tuple[str, ...]] = []
+
+    class Forgetful(ScriptedWorker):
+        async def withdraw(self, most: int) -> tuple[str, ...]:
+            given = await super().withdraw(most)
+            if given and not lost:
+                lost.append(given)
+                raise WorkerLostError("the reply was lost", gone=False)
+            return given
+
+    class Fleet(ScriptedFleet):
+        def spawn(self, slot: str) -> ScriptedWorker:
+            self.workers.append(Forgetful(slot, self))
+            return self.workers[-1]
+
+    visits: Counter[str] = Counter()
+
+    def slow_first(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
+        visits[assignment.root_id] += 1
+        if worker.slot == "worker-0" and visits[assignment.root_id] < 300:
+            return None
+        return _complete(worker, assignment)
+
+    counts = _drive(Fleet(slow_first), 12, slots=2)
+    assert lost
+    assert counts.completed == 12
 
 
 def test_a_failed_root_does_not_stop_the_others() -> None:

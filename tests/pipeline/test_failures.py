@@ -11,7 +11,7 @@ import pytest
 from datagen_ray.errors import PipelineError, StorageError, WriterFencedError
 from datagen_ray.log.events import DatagenEventType
 from datagen_ray.pipeline import codecs
-from datagen_ray.pipeline.failures import redact_secrets
+from datagen_ray.pipeline.failures import MAX_MESSAGE_CHARS, redact_secrets, redacted
 from datagen_ray.pipeline.nodes import Branch, Conditional, Loop, MapReduce, Router, Sequence
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.results import Append, Filtered, Permanent
@@ -274,13 +274,6 @@ def test_storage_errors_are_raised_and_never_recorded() -> None:
         asyncio.run(run_once(Pipeline("p", [ok]), log, {}, sink=ListSink(log, limit=2)))
     assert not failed(log)
 
-    @step
-    def reads(item: Any) -> None:
-        raise StorageError("a blob could not be fetched")
-
-    with pytest.raises(StorageError):
-        run(Pipeline("p", [reads]))
-
 
 def test_a_queued_row_that_was_refused_is_noticed_before_the_next_step() -> None:
     calls: list[str] = []
@@ -411,3 +404,109 @@ def test_no_user_code_is_called_on_top_of_a_result_that_was_not_written(more: st
     with pytest.raises(WriterFencedError):
         asyncio.run(run_once(Pipeline("p", [ok, following[more]]), log, {}, sink=sink))
     assert rows(log) == ["STEP_STARTED p[0] (sequence)"]
+
+
+class Outlaw(BaseException):
+    """Not an Exception, and nobody has heard of it."""
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        Outlaw("x"),
+        SystemExit(3),
+        GeneratorExit(),
+        StopIteration(1),
+        StopAsyncIteration(1),
+        asyncio.CancelledError(),
+        asyncio.TimeoutError(),
+        StorageError("of a log that the step reads"),
+        WriterFencedError("of a log that the step writes"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_step_raises_fails_its_item_and_nothing_else(
+    error: BaseException, is_async: bool
+) -> None:
+    @step(name="wild")
+    def plain(item: Any) -> None:
+        raise error
+
+    @step(name="wild")
+    async def coroutine(item: Any) -> None:
+        raise error
+
+    result, log = run(Pipeline("p", [coroutine if is_async else plain]))
+    assert (result.status, result.failures) == ("failed", 1)
+    (row,) = failed(log)
+    assert str(row.position) == "wild[0] (leaf in p)"
+
+
+def test_an_interrupt_raised_in_a_thread_fails_its_item() -> None:
+    @step
+    def interrupted(item: Any) -> None:
+        raise KeyboardInterrupt("nobody pressed a key")
+
+    result, log = run(Pipeline("p", [interrupted]))
+    assert result.error == "KeyboardInterrupt: nobody pressed a key"
+    assert len(failed(log)) == 1
+
+
+def test_a_retry_sees_the_storage_error_that_a_step_raised() -> None:
+    calls: list[int] = []
+
+    @step(retry=Retry(attempts=3, on=(StorageError,), wait_s=NO_WAIT))
+    def reads_elsewhere(item: Any) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) < 3:
+            raise StorageError("busy")
+        return {"ok": 1}
+
+    result, _ = run(Pipeline("p", [reads_elsewhere]))
+    assert (result.status, len(calls)) == ("completed", 3)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["plain", "async"])
+def test_trouble_of_this_log_under_a_blob_is_no_failure_of_the_item(is_async: bool) -> None:
+    class Unreachable:
+        async def load(self, event_id: str) -> bytes:
+            raise StorageError("the log does not answer")
+
+    @step(name="look")
+    def plain(item: Any) -> dict[str, Any]:
+        return {"size": len(item["shot"].read())}
+
+    @step(name="look")
+    async def coroutine(item: Any) -> dict[str, Any]:
+        return {"size": len(await item["shot"].load())}
+
+    @step(fields={"shot": bytes})
+    def shoot(item: Any) -> dict[str, Any]:
+        return {"shot": b"picture"}
+
+    pipeline = Pipeline("p", [shoot, coroutine if is_async else plain])
+    log = ListLog()
+    with pytest.raises(WriterFencedError):
+        asyncio.run(run_once(pipeline, log, {}, sink=ListSink(log, limit=3)))
+    log.load = Unreachable().load  # type: ignore[method-assign]
+    with pytest.raises(StorageError, match="does not answer"):
+        rerun(pipeline, log)
+    assert not failed(log)
+
+
+def test_a_long_message_is_cut_before_it_is_redacted_and_shows_no_half_secret() -> None:
+    seen: list[str] = []
+
+    def redact(text: str) -> str:
+        seen.append(text)
+        return redact_secrets(text)
+
+    limit = MAX_MESSAGE_CHARS
+    secret = "sk-" + "x" * 40
+    for cut in (limit // 2, limit):
+        text = "a" * (cut - 20) + f" {secret} " + "b" * 1_000_000 + f" {secret} " + "c" * (cut - 20)
+        kept = redacted(text, redact, limit)
+        assert "x" * 8 not in kept
+        assert len(kept) < limit + 100
+    assert max(map(len, seen)) < 2 * limit + 100

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -510,3 +511,23 @@ def test_a_bug_in_the_thread_reaches_the_callers(uri, monkeypatch):
     with pytest.raises(InternalError, match="broke down"):
         owner.submit(batch("b")).result()
     owner.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["moved", "deleted"])
+def test_a_log_that_is_gone_from_its_place_takes_no_further_rows(uri: str, deleted: bool) -> None:
+    owner = ShardOwner.claim(uri, "slot", options=EAGER)
+    owner.submit(batch("before")).result()
+    elsewhere = Path(f"{uri}-elsewhere")
+    os.rename(uri, elsewhere)
+    if deleted:
+        shutil.rmtree(elsewhere)
+    with pytest.raises(WriterPoisonedError, match="there is no log"):
+        owner.submit(batch("after")).result()
+    assert not os.path.exists(uri), "a put made a log that nobody reads"
+    if not deleted:
+        os.rename(elsewhere, uri)
+        owner.reopen()
+        assert set(stored_ids(uri)) == {
+            e.event_id for name in ("before", "after") for e in batch(name)
+        }
+        owner.close()
