@@ -31,9 +31,9 @@ class Retry:
 
     Only exceptions of the types in ``on`` are retried, and of those never ``Filtered``,
     ``Permanent`` or an error of this package other than ``StorageError``. The wait before call
-    k+1 is ``wait_s * multiplier ** k``, at most ``max_wait_s``, spread by up to ``jitter`` of itself. An
-    exception that says how long to wait (``retry_after`` in seconds, or the ``Retry-After``
-    header of its ``response``) is believed where that is longer.
+    k+1 is ``wait_s * multiplier ** k``, at most ``max_wait_s``, spread by up to ``jitter`` of
+    itself. An exception that says how long to wait (``retry_after`` in seconds, or the
+    ``Retry-After`` header of its ``response``) is believed where that is longer.
     """
 
     attempts: int = 3
