@@ -38,6 +38,7 @@ $(VENV)/.bench: $(VENV)/.installed
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.append
+	$(BIN)/python -m benchmarks.reads
 	$(BIN)/python -m benchmarks.merge
 	$(BIN)/python -m benchmarks.pipeline
 	$(BIN)/python -m benchmarks.cluster

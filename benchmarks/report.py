@@ -70,9 +70,7 @@ def median_of(runs: int, measure: Callable[[int], float]) -> float:
     return statistics.median(measure(run) for run in range(runs))
 
 
-def arguments(
-    description: str, argv: Sequence[str] | None = None, *, runs: int = 5
-) -> argparse.Namespace:
+def parser_of(description: str, *, runs: int = 5) -> argparse.ArgumentParser:
     """``--runs``, ``--json FILE`` and ``--folder DIR`` (where the logs are made)."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
@@ -80,7 +78,19 @@ def arguments(
     )
     parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
     parser.add_argument("--folder", type=Path, default=None, help="where to make the logs")
+    return parser
+
+
+def options_of(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The options given, which must make sense."""
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     return options
+
+
+def arguments(description: str, *, runs: int = 5) -> argparse.Namespace:
+    """The options that every benchmark has."""
+    return options_of(parser_of(description, runs=runs))
