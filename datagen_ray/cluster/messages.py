@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
 from datagen_ray.store.runs import RunTerm
 
 
@@ -50,7 +51,7 @@ class WorkerConfig:
 
     ``pipeline`` is the pickled pipeline; ``import_paths`` are where the modules that it names lie,
     relative ones against the working directory of the worker. ``slot`` is the name of the shard.
-    A root with ``max_failures`` FAILED rows in one stream is left alone; None: never. ``shared``
+    A root with ``exhausted_after`` FAILED rows in one stream is left alone; None: never. ``shared``
     names what the run's workers share, as the cluster at hand has it. ``labels`` are those of its
     metrics.
     """
@@ -61,7 +62,7 @@ class WorkerConfig:
     pipeline: bytes
     import_paths: tuple[str, ...] = ()
     concurrency: int = 64
-    max_failures: int | None = 3
+    exhausted_after: int | None = EXHAUSTED_AFTER
     storage_options: Mapping[str, str] | None = None
     fsync: bool = True
     drain_s: float = 20.0

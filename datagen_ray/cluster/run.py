@@ -31,6 +31,7 @@ from datagen_ray.cluster.shared_actors import SharedActors, cpus_for_steps
 from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
 from datagen_ray.errors import ConfigError, DatagenError
+from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
 from datagen_ray.sources import Rows, RowSource, count_keys, open_source, source_rows
@@ -140,7 +141,7 @@ def run(
         pipeline=pickled,
         import_paths=import_paths(),
         concurrency=concurrency,
-        max_failures=None if retry_exhausted else max_root_retries + 1,
+        exhausted_after=None if retry_exhausted else max(EXHAUSTED_AFTER, max_root_retries + 1),
         storage_options=storage_options,
         fsync=fsync,
         drain_s=drain_s,

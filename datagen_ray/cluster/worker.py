@@ -176,7 +176,7 @@ class Worker:
                 run_id=config.term.run_id,
                 blobs=_Blobs(store),
                 max_in_flight_roots=config.concurrency,
-                max_failures=config.max_failures,
+                exhausted_after=config.exhausted_after,
                 remote=self._remote,
                 limits=self._limits,
                 observe=self._metrics.call,

@@ -47,8 +47,12 @@ _LOGGER = logging.getLogger("datagen_ray.pipeline")
 
 RootStatus = Literal["completed", "filtered", "failed"]
 
-DEFAULT_MAX_FAILURES = 3
-"""After so many FAILED rows in one stream a root is left alone until it is asked for."""
+EXHAUSTED_AFTER = 9
+"""After so many FAILED rows in one stream a root is left alone until it is asked for.
+
+Three runs' worth where a run tries a root three times: whoever mends a step after the first run
+finds that the second one goes on, and an item that nothing helps does not cost every later run.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class RootResult:
 class Executor:
     """Runs the roots of one pipeline. Use it in one event loop: ``start``, ``run`` ..., ``close``.
 
-    ``max_failures`` is the number of FAILED rows in one stream after which its root counts as
+    ``exhausted_after`` is the number of FAILED rows in one stream after which its root counts as
     exhausted; None for never. ``max_threads`` bounds the plain functions that run at a time.
     ``limits`` are what the workers of a run share, by default this executor's own; ``remote`` runs
     placed steps, which are refused without it. ``redact`` is by default the pipeline's.
@@ -93,7 +97,7 @@ class Executor:
         blobs: BlobLoader,
         now: Clock = utc_now,
         max_in_flight_roots: int = 256,
-        max_failures: int | None = DEFAULT_MAX_FAILURES,
+        exhausted_after: int | None = EXHAUSTED_AFTER,
         max_threads: int = 64,
         seed: int | None = None,
         redact: Redact | None = None,
@@ -105,7 +109,7 @@ class Executor:
         for name, value in (
             ("max_in_flight_roots", max_in_flight_roots),
             ("max_threads", max_threads),
-            ("max_failures", 1 if max_failures is None else max_failures),
+            ("exhausted_after", 1 if exhausted_after is None else exhausted_after),
         ):
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
@@ -115,7 +119,7 @@ class Executor:
         self._blobs = blobs
         self._now = now
         self._max_in_flight_roots = max_in_flight_roots
-        self._max_failures = max_failures
+        self._exhausted_after = exhausted_after
         self._max_threads = max_threads
         self._seed = pipeline.seed if seed is None else seed
         self._redact = redact or pipeline.redact
@@ -259,15 +263,16 @@ class Executor:
         )
 
     def _exhausted(self, root: RecordedStream) -> str | None:
-        if self._max_failures is None:
+        if self._exhausted_after is None:
             return None
         for failed in root.active_failures():
-            if len(failed) >= self._max_failures:
+            if len(failed) >= self._exhausted_after:
                 last = failed[-1]
                 message = (last.error_dump or "").partition("\n")[0]
                 return (
                     f"exhausted: {len(failed)} failures in {last.item_id!r}, the last at "
-                    f"{last.position}: {last.error_type}: {message}"
+                    f"{last.position}: {last.error_type}: {message}; it is left alone until a run "
+                    "retries exhausted roots (--retry-exhausted, retry_exhausted=True)"
                 )
         return None
 

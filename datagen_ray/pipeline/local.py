@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from datagen_ray.errors import ConfigError
 from datagen_ray.pipeline.executor import (
-    DEFAULT_MAX_FAILURES,
+    EXHAUSTED_AFTER,
 )
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.here import HereCalls
@@ -43,7 +43,7 @@ def run_local(
     concurrency: int = 64,
     max_threads: int = 64,
     max_root_retries: int = 2,
-    max_failures: int | None = DEFAULT_MAX_FAILURES,
+    exhausted_after: int | None = EXHAUSTED_AFTER,
     retry_exhausted: bool = False,
     seed: int | None = None,
     fsync: bool = True,
@@ -57,8 +57,9 @@ def run_local(
     the column whose values identify roots, by default the row number. The log is
     ``<root>/datagen_checkpoints/<pipeline>/<experiment>/log.lance``, with ``root`` by default
     ``data``, or lies at ``log_uri``. A root that fails is resumed ``max_root_retries`` times; one
-    with ``max_failures`` failures in a stream is left alone, unless ``retry_exhausted``. Steps that
-    ask for resources or actors are refused, or run in this process with ``placed="here"``.
+    with ``exhausted_after`` failures in a stream, over all runs, is left alone, unless
+    ``retry_exhausted``. Steps that ask for resources or actors are refused, or run in this
+    process with ``placed="here"``.
     ``redact`` is by default the pipeline's; ``hooks`` are for :mod:`datagen_ray.testing`.
 
     Raises ``SourceError``, with nothing written, for keys that are missing, empty or repeated;
@@ -94,7 +95,7 @@ def run_local(
     options: dict[str, Any] = {
         "max_in_flight_roots": concurrency,
         "max_threads": max_threads,
-        "max_failures": None if retry_exhausted else max_failures,
+        "exhausted_after": None if retry_exhausted else exhausted_after,
         "seed": seed,
         "redact": redact,
         "remote": HereCalls(max_threads) if placed == "here" else None,

@@ -109,7 +109,7 @@ async def run_once(
     **options: Any,
 ) -> RootResult:
     """One run of one root on what the log has of it."""
-    options.setdefault("max_failures", None)
+    options.setdefault("exhausted_after", None)
     executor = Executor(pipeline, sink or ListSink(log), run_id="run", blobs=log, **options)
     await executor.start()
     try:

@@ -249,12 +249,12 @@ def test_an_exhausted_root_is_left_alone_until_asked_for() -> None:
     _, log = run(pipeline)
     rerun(pipeline, log)
     before = len(log.events)
-    result = rerun(pipeline, log, max_failures=2)
+    result = rerun(pipeline, log, exhausted_after=2)
     assert (result.status, result.steps_executed) == ("failed", 0)
     assert result.error is not None
     assert result.error.startswith("exhausted: 2 failures in '5', the last at bad[0]")
     assert len(log.events) == before
-    assert rerun(pipeline, log, max_failures=None).steps_executed == 1
+    assert rerun(pipeline, log, exhausted_after=None).steps_executed == 1
 
 
 def test_dropped_failures_do_not_exhaust() -> None:
@@ -265,7 +265,7 @@ def test_dropped_failures_do_not_exhaust() -> None:
     pipeline = Pipeline("p", [fan, bad])
     _, log = run(pipeline)
     assert len(failed(log)) == 3
-    assert rerun(pipeline, log, max_failures=2).failures == 1
+    assert rerun(pipeline, log, exhausted_after=2).failures == 1
 
 
 def test_storage_errors_are_raised_and_never_recorded() -> None:
