@@ -47,7 +47,7 @@ from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.sources import SourceRow
 
 STEP_S = 0.1
-IN_FLIGHT = 16
+IN_FLIGHT = 8
 NO_LOG_VARIABLE = "DATAGEN_RAY_BENCH_NO_LOG"
 
 

@@ -372,6 +372,7 @@ class Worker:
         self._reason = _one_line(error)
         if state is WorkerState.FENCED:
             self._metrics.fenced()
+            self._publish_now({})  # the process may be ended any moment
         self._queue.clear()
         current = asyncio.current_task()
         for task in self._running.values():

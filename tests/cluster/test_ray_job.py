@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 REPOSITORY = Path(io_prediction.__file__).parents[1]
 # More than one worker runs at once, so that when the first ends others have not begun.
-LIMIT = 110
+LIMIT = 90
 BEFORE_STOP = 1
 
 
