@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -119,7 +120,18 @@ def _report(summary: Any, written: Written) -> None:
     print(f"  {written.parquet}")
     print(f"log: {summary.log_uri}")
     example = "math.gcd" if written.item is None else written.item
-    print(f"look at an item: datagen-ray show {summary.log_uri} {example}")
+    print(f"look at an item: {_command()} show {summary.log_uri} {example}")
+
+
+def _command() -> str:
+    """The command line as this shell can call it: its name alone where it is on the path."""
+    if shutil.which("datagen-ray"):
+        return "datagen-ray"
+    beside = Path(sys.executable).with_name("datagen-ray")
+    if not beside.exists():
+        return f"{sys.executable} -m datagen_ray"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datagen_ray.errors import ConfigError, DamagedLogError, ItemViolationError
+from datagen_ray.errors import ConfigError, DamagedLogError, ItemViolationError, StorageError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType
 from datagen_ray.log.fold import (
     DatagenFailure,
@@ -264,12 +264,16 @@ class LogReads:
 
     def _retried(self, read: Callable[[Snapshot], _Read]) -> _Read:
         """``read(snapshot)``, again on a new snapshot while sources vanish under it."""
-        for _ in range(MAX_RESTARTS - 1):
+        missing: SourceVanishedError | None = None
+        for _ in range(MAX_RESTARTS):
             try:
                 return read(self._reader.snapshot())
-            except SourceVanishedError:
-                continue
-        return read(self._reader.snapshot())
+            except SourceVanishedError as error:
+                missing = error
+        # Each time what the log lists was read anew: this was not collected, it is gone.
+        raise StorageError(
+            f"a file that the log still lists is gone ({missing}); restore it from a copy of the log"
+        ) from missing
 
     def _events(self, where: pc.Expression | None) -> list[DatagenEvent]:
         rows = self._retried(lambda snapshot: snapshot.read(EVENT_COLUMNS, where))
