@@ -272,7 +272,7 @@ class LogReads:
                 missing = error
         # Each time what the log lists was read anew: this was not collected, it is gone.
         raise StorageError(
-            f"a file that the log still lists is gone ({missing}); restore it from a copy of the log"
+            f"a file that the log lists is gone ({missing}); restore it from a copy of the log"
         ) from missing
 
     def _events(self, where: pc.Expression | None) -> list[DatagenEvent]:
