@@ -306,12 +306,14 @@ class Driver:
             finally:
                 self._serving.discard(slot)
             self._listener.note(f"{slot} was lost ({reason}); bringing it back")
-            barren = await self._lived(slot, barren, self._roots.counts.ended - ended, reason)
+            # A death while one root ran alone names the one to blame, who will not run again.
+            came_to = self._roots.counts.ended - ended + (self._alone_slot == slot)
+            barren = await self._lived(slot, barren, came_to, reason)
 
-    async def _lived(self, slot: str, barren: int, ended: int, reason: str) -> int:
-        """One more life of a slot is over; how many in a row ended without a root to show."""
+    async def _lived(self, slot: str, barren: int, came_to: int, reason: str) -> int:
+        """One more life of a slot is over; how many in a row came to nothing."""
         await self._fleet.check()
-        barren = 0 if ended else barren + 1
+        barren = 0 if came_to else barren + 1
         if barren > MAX_BARREN_LIVES:
             raise StorageError(
                 f"{slot} died {barren} times in a row before any root ended; the last time: "

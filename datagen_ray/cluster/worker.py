@@ -338,6 +338,12 @@ class Worker:
             return Outcome(root_id, OutcomeStatus.FAILED, error=_one_line(error), can_retry=False)
         except Exception as error:  # noqa: BLE001 - a bug met by one root must not stop the others
             return Outcome(root_id, OutcomeStatus.FAILED, error=_one_line(error))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # Without an outcome the root would be waited for without end.
+            self._halt(WorkerState.BROKEN, error)
+            raise
 
     async def _execute(self, task: RootTask) -> Outcome:
         result = await self._ready_executor().run(task)

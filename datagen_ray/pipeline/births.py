@@ -46,7 +46,7 @@ async def plan_births(
     item = await walk.item()
     ctx = walk.contexts(position)(0)
     walk.env.observe("split", walk.item_id, position)
-    inputs = await walk.env.code.call_heavy(node.split, (item,), ctx, as_list=True)
+    inputs = await walk.env.code.call_heavy(node.split, (item,), ctx, most=MAX_SUB_ITEMS)
     if not isinstance(inputs, list):
         raise CodecError(
             f"the split of {node.name!r} returned a {type(inputs).__name__}; return a list with "
@@ -54,8 +54,8 @@ async def plan_births(
         )
     if len(inputs) > MAX_SUB_ITEMS:
         raise ValueTooLargeError(
-            f"the split of {node.name!r} returned {len(inputs)} sub-items, more than "
-            f"{MAX_SUB_ITEMS}; split in two levels"
+            f"the split of {node.name!r} returned more than {MAX_SUB_ITEMS} sub-items; split in "
+            "two levels"
         )
     for index, given in enumerate(inputs):
         if not isinstance(given, Mapping):

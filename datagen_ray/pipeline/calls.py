@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -120,16 +121,20 @@ class UserCode:
         args: tuple[Any, ...],
         ctx: StepContext,
         *,
-        as_list: bool = False,
+        most: int | None = None,
     ) -> Any:
-        """A split or a reducer: plain functions in a thread, where generators are run out too."""
+        """A split or a reducer: plain functions in a thread, where generators are run out too.
+
+        With ``most`` an iterable comes back as a list, cut off behind one more than that.
+        """
         shape = self.shape(function)
         keywords = {"ctx": ctx} if shape.takes_ctx else {}
         if shape.is_async:
             result = await call_async(function(*args, **keywords))
-            return _listed(result) if as_list else result
-        call = _call_listed if as_list else call_plain
-        return await self._threads.run(call, function, args, keywords)
+            return result if most is None else _listed(result, most)
+        if most is None:
+            return await self._threads.run(call_plain, function, args, keywords)
+        return await self._threads.run(_call_listed, function, args, keywords, most)
 
     def shape(self, function: Callable[..., Any]) -> Shape:
         known = self._shapes.get(id(function))
@@ -153,13 +158,16 @@ def noted_retries(error: BaseException) -> int:
 
 
 def _call_listed(
-    function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]
+    function: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], most: int
 ) -> Any:
-    return call_plain(lambda: _listed(function(*args, **keywords)), (), {})
+    return call_plain(lambda: _listed(function(*args, **keywords), most), (), {})
 
 
-def _listed(result: Any) -> Any:
-    """An iterable as a list; what nobody means as a list of sub-items stays what it is."""
+def _listed(result: Any, most: int) -> Any:
+    """An iterable as a list; what nobody means as a list of sub-items stays what it is.
+
+    One more than ``most`` is taken of an iterator, which may have no end: enough to refuse it.
+    """
     if isinstance(result, Iterable) and not isinstance(result, (Mapping, str, bytes)):
-        return list(result)
+        return list(itertools.islice(result, most + 1))
     return result

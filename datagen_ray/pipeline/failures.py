@@ -106,15 +106,32 @@ def redacted(text: str, redact: Redact, limit: int) -> str:
     It is cut before it is redacted, and again after, closer in: a secret that the first cut
     halved, so that it no longer looks like one, is not among what the second one leaves.
     """
-    return storable(redact(storable(text, 2 * limit)), limit)
-
-
-def text_of(error: BaseException) -> str:
-    """The message of any exception, whatever its ``__str__`` does."""
+    short = storable(text, 2 * limit)
+    clean: object
     try:
-        return str(error)
+        clean = redact(short)
+    except Exception as error:  # noqa: BLE001 - users may pass their own filter
+        clean = error
+    if not isinstance(clean, str):
+        # Never the text itself: the filter is there because it may hold what must not be stored.
+        return f"(left out: the redact filter gave {type(clean).__name__}, not a text)"
+    return storable(clean, limit)
+
+
+def text_of(value: object) -> str:
+    """The message of an exception, or any value as text, whatever its ``__str__`` does."""
+    try:
+        return str(value)
     except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"(its message could not be made: {type(inner).__name__})"
+
+
+def repr_of(value: object) -> str:
+    """A value for a message, whatever its ``__repr__`` does."""
+    try:
+        return repr(value)
+    except Exception as inner:  # noqa: BLE001 - a user's __repr__ may raise anything
+        return f"a {type(value).__name__} (its repr raised {type(inner).__name__})"
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -17,6 +18,9 @@ from datagen_ray.pipeline.failures import StepAborted
 from datagen_ray.pipeline.results import Filtered, Permanent
 
 T = TypeVar("T")
+
+MAX_ASKED_WAIT_S = 3600.0
+"""The longest wait that a service is believed to ask for."""
 
 _FINAL = (Filtered, Permanent, DatagenError)
 """Never worth another call: control flow, and errors that name their own cure.
@@ -115,9 +119,11 @@ def asked_wait_s(error: BaseException | None, now: Clock = utc_now) -> float:
     if asked is None:
         return 0.0
     try:
-        return max(0.0, float(asked))
+        seconds = float(asked)
     except (TypeError, ValueError):
-        return _seconds_until(str(asked), now)
+        seconds = _seconds_until(str(asked), now)
+    # NaN and infinities are no answer; a wait without a bound would be a run without an end.
+    return min(max(0.0, seconds), MAX_ASKED_WAIT_S) if math.isfinite(seconds) else 0.0
 
 
 def _seconds_until(date: str, now: Clock) -> float:

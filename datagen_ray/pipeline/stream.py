@@ -22,7 +22,7 @@ from datagen_ray.pipeline.endings import (
     StreamFiltered,
 )
 from datagen_ray.pipeline.environment import Environment
-from datagen_ray.pipeline.failures import FailureDetails, describe_failure
+from datagen_ray.pipeline.failures import FailureDetails, describe_failure, text_of
 from datagen_ray.pipeline.fields import merged, result_updates
 from datagen_ray.pipeline.item import Cell, Item
 from datagen_ray.pipeline.nodes import OnFailure
@@ -85,6 +85,14 @@ class Stream:
         except Exception as error:  # noqa: BLE001 - user code may raise anything
             self.raise_from_user(position, error)
 
+    async def decide(self, function: Any, position: DatagenStreamPosition, *more: Any) -> bool:
+        """As :meth:`inline`, for a yes or no; an array, say, is neither."""
+        answer = await self.inline(function, position, *more)
+        try:
+            return bool(answer)
+        except Exception as error:  # noqa: BLE001 - a user's __bool__ may raise anything
+            self.raise_from_user(position, error)
+
     async def item_or_fail(self, position: DatagenStreamPosition) -> Item:
         """The item for user code at ``position``."""
         try:
@@ -116,7 +124,7 @@ class Stream:
         if isinstance(error, NOT_THE_ITEMS_FAULT):
             raise error
         if isinstance(error, Filtered):
-            raise StreamFiltered(position, error.reason or str(error)) from error
+            raise StreamFiltered(position, text_of(error.reason or error)) from error
         details = describe_failure(error, noted_retries(error), self.env.redact)
         raise StreamFailed(position, details) from error
 
@@ -132,6 +140,9 @@ class Stream:
         """Write a step's fields and its STEP_COMPLETED, to be durable before anything else runs."""
         try:
             updates = await result_updates(self.env.reader, position.step_name, result)
+        except Exception as error:  # noqa: BLE001 - a user's mapping may raise anything
+            self.raise_from_user(position, error)
+        try:
             events = self.writer.step_completed(position, updates)
             self.emitter.emit(events)
         except InputError as error:

@@ -20,7 +20,7 @@ from datagen_ray.pipeline.endings import (
     StreamFailed,
     StreamFiltered,
 )
-from datagen_ray.pipeline.failures import storable
+from datagen_ray.pipeline.failures import MAX_MESSAGE_CHARS, redacted, repr_of
 from datagen_ray.pipeline.fanout import run_fan_out
 from datagen_ray.pipeline.item import Cell, Item
 from datagen_ray.pipeline.nodes import (
@@ -79,7 +79,7 @@ class StreamWalk(Stream):
                 DatagenItemStatus.FILTERED,
                 position=filtered.position,
                 error_type=Filtered.__name__,
-                error_dump=storable(self.env.redact(filtered.reason)),
+                error_dump=redacted(filtered.reason, self.env.redact, MAX_MESSAGE_CHARS),
             )
         except StreamFailed as failure:
             return await self.fail(failure)
@@ -197,12 +197,12 @@ class StreamWalk(Stream):
     async def _needs_no_round(self, node: Loop, position: DatagenStreamPosition) -> bool:
         if node.max_rounds == 0:
             return True
-        return node.check_first and bool(await self.inline(node.until, position, -1))
+        return node.check_first and await self.decide(node.until, position, -1)
 
     async def _is_done(self, node: Loop, position: DatagenStreamPosition, round_: int) -> bool:
         if round_ + 1 >= node.max_rounds:
             return True
-        return bool(await self.inline(node.until, position, round_))
+        return await self.decide(node.until, position, round_)
 
     async def _select(self, node: Selector, position: DatagenStreamPosition) -> None:
         chosen: Node | None
@@ -226,19 +226,19 @@ class StreamWalk(Stream):
 
     async def _choose(self, node: Selector, position: DatagenStreamPosition) -> Node | None:
         if isinstance(node, Conditional):
-            return node.then if await self.inline(node.when, position) else node.otherwise
+            return node.then if await self.decide(node.when, position) else node.otherwise
         if not isinstance(node, Router):
             raise InternalError(f"step {node.name!r} has the unknown kind {type(node).__name__}")
         key = await self.inline(node.key, position)
         try:
             chosen = node.routes.get(key, node.default)
-        except TypeError as error:
+        except Exception as error:  # noqa: BLE001 - a user's __hash__ may raise anything
             self.raise_from_user(position, error)
         if chosen is None:
             self.raise_from_user(
                 position,
                 PipelineError(
-                    f"Router {node.name!r} has no route for {key!r} (it has: "
+                    f"Router {node.name!r} has no route for {repr_of(key)} (it has: "
                     f"{', '.join(map(repr, node.routes))}); add it, or a default"
                 ),
             )

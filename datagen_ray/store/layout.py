@@ -37,6 +37,8 @@ _SSTABLE_NAME = re.compile(r"[0-9a-f]{8}_gen_([1-9][0-9]*)")
 _RUN_NAME = re.compile(r"([1-9][0-9]*)\.json")
 _LEASE_NAME = re.compile(r"lease-([1-9][0-9]*)\.json")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ONLY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
+"""What is left of ``s3://$BUCKET`` when the variable is empty."""
 _MAX_NAME_LENGTH = 200
 
 
@@ -50,6 +52,10 @@ def experiment_uri(root: str, pipeline: str, experiment: str) -> str:
                 f"the {what} name {name!r} cannot be a folder; use letters, digits, '.', '_' and "
                 f"'-', start with a letter or digit, at most {_MAX_NAME_LENGTH} characters"
             )
+    if _ONLY_SCHEME.fullmatch(root):
+        raise ConfigError(
+            f"the durable root {root!r} names no bucket; write it as s3://bucket/path"
+        )
     base = _trimmed(root)
     slash = "" if base.endswith("/") else "/"
     return f"{base}{slash}{CHECKPOINTS_FOLDER}/{pipeline}/{experiment}"

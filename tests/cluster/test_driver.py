@@ -350,6 +350,20 @@ def test_a_root_that_kills_its_worker_every_time_is_buried_and_the_rest_ends() -
     assert (counts.completed, counts.failed) == (19, 1)
 
 
+def test_many_roots_that_kill_their_worker_are_buried_and_the_healthy_ones_end() -> None:
+    poison = {f"r{number}" for number in range(8)}
+
+    def script(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
+        if assignment.mode is Mode.BURY:
+            return Outcome(assignment.root_id, OutcomeStatus.FAILED, error="WorkerDied")
+        if assignment.root_id in poison:
+            raise WorkerLostError("killed", gone=False)
+        return _complete(worker, assignment)
+
+    counts = _drive(ScriptedFleet(script), 30, slots=1, concurrency=64)
+    assert (counts.completed, counts.failed) == (22, 8)
+
+
 def test_a_lost_cluster_ends_the_run() -> None:
     def script(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
         fleet.lost = True
@@ -400,10 +414,13 @@ def test_a_worker_that_lives_and_never_answers_loses_its_shard_and_its_roots_go_
 
 
 def test_workers_above_the_least_are_asked_for_while_there_is_more_to_do() -> None:
-    fleet = ScriptedFleet()
+    def once_all_have_some(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
+        busy = sum(bool(each.taken) for each in fleet.workers)
+        return _complete(worker, assignment) if busy == 3 else None
+
+    fleet = ScriptedFleet(once_all_have_some)
     assert _drive(fleet, 500, slots=3, least=1).completed == 500
     assert [worker.slot for worker in fleet.workers] == ["worker-0", "worker-1", "worker-2"]
-    assert all(worker.taken for worker in fleet.workers[:2])
 
     fleet = ScriptedFleet()
     assert _drive(fleet, 3, slots=3, least=1).completed == 3

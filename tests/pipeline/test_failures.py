@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from typing import Any
 
@@ -15,7 +16,7 @@ from datagen_ray.pipeline.failures import MAX_MESSAGE_CHARS, redact_secrets, red
 from datagen_ray.pipeline.nodes import Branch, Conditional, Loop, MapReduce, Router, Sequence
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.results import Append, Filtered, Permanent
-from datagen_ray.pipeline.retry import Retry
+from datagen_ray.pipeline.retry import MAX_ASKED_WAIT_S, Retry, asked_wait_s
 from datagen_ray.pipeline.steps import step
 from tests.pipeline.support import ListLog, ListSink, rerun, rows, run, run_once
 
@@ -510,3 +511,96 @@ def test_a_long_message_is_cut_before_it_is_redacted_and_shows_no_half_secret() 
         assert "x" * 8 not in kept
         assert len(kept) < limit + 100
     assert max(map(len, seen)) < 2 * limit + 100
+
+
+class _Unreadable:
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+    __str__ = __repr__
+
+
+class _NeitherYesNorNo:
+    def __bool__(self) -> bool:
+        raise ValueError("the truth of this is ambiguous")
+
+
+class _Trap(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+@step
+def idle(item: Any) -> None: ...
+
+
+@step
+def trapped(item: Any) -> Any:
+    return _Trap(a=1)
+
+
+@pytest.mark.parametrize(
+    ("node", "kind"),
+    [
+        (Conditional("when", when=lambda item: _NeitherYesNorNo(), then=idle), "conditional"),
+        (Loop("round", idle, until=lambda item: _NeitherYesNorNo(), max_rounds=3), "loop"),
+        (
+            Loop(
+                "round", idle, until=lambda item: _NeitherYesNorNo(), max_rounds=3, check_first=True
+            ),
+            "loop",
+        ),
+        (Router("by", key=lambda item: _Unreadable(), routes={"a": idle}), "router"),
+        (trapped, "leaf"),
+    ],
+    ids=["predicate", "loop test", "loop test first", "router key", "result"],
+)
+def test_an_answer_that_cannot_be_looked_at_is_a_failure_of_the_item(node: Any, kind: str) -> None:
+    result, log = run(Pipeline("p", [node]))
+    assert (result.status, result.failures) == ("failed", 1)
+    (row,) = failed(log)
+    assert str(row.position.step_kind) == kind
+
+
+def test_the_reason_of_a_filter_may_be_anything() -> None:
+    @step
+    def drop(item: Any) -> None:
+        raise Filtered(["too", "short"])  # type: ignore[arg-type]
+
+    result, log = run(Pipeline("p", [drop]))
+    assert result.status == "filtered"
+    assert log.events[-1].error_dump == "['too', 'short']"
+
+
+@pytest.mark.parametrize("answer", [None, ZeroDivisionError("x")], ids=["no text", "raises"])
+def test_a_redact_filter_that_fails_lets_nothing_through(answer: Any) -> None:
+    def redact(text: str) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    result, log = run(Pipeline("p", [bad], redact=redact))
+    (row,) = failed(log)
+    assert "redact" in row.error_dump
+    assert "no luck" not in row.error_dump + row.traceback
+    assert result.status == "failed"
+
+
+def test_a_split_without_an_end_is_refused_after_one_sub_item_too_many() -> None:
+    taken = itertools.count()
+    endless = MapReduce(
+        "m", split=lambda item: ({"n": n} for n in taken), each=idle, reduce=lambda found: {}
+    )
+    result, _ = run(Pipeline("p", [endless]))
+    assert result.error is not None
+    assert "more than 10000 sub-items" in result.error
+    assert next(taken) == 10_001
+
+
+@pytest.mark.parametrize(
+    ("asked", "waited"), [("inf", 0.0), ("nan", 0.0), (1e300, MAX_ASKED_WAIT_S), (-5, 0.0)]
+)
+def test_a_service_is_not_believed_to_ask_for_any_wait(asked: Any, waited: float) -> None:
+    error = OSError("busy")
+    error.retry_after = asked  # type: ignore[attr-defined]
+    assert asked_wait_s(error) == waited

@@ -140,12 +140,24 @@ def test_a_failed_root_is_retried_then_reported_and_stops_nobody(tmp_path: Path)
     first = run_local(pipeline, TWO, **options)
     assert (first.completed, first.failed, first.ok) == (1, 1, False)
     assert first.failures[0].error == "OSError: down"
-    second = run_local(pipeline, TWO, **options)
+    second = run_local(pipeline, TWO, exhausted_after=3, **options)
     assert second.steps_executed == 0
-    assert (second.failures[0].error or "").startswith("exhausted: 3 failures")
+    error = second.failures[0].error or ""
+    assert error.startswith("exhausted: 3 failures")
+    assert "retry_exhausted=True" in error
     failing.clear()
-    third = run_local(pipeline, TWO, retry_exhausted=True, **options)
+    third = run_local(pipeline, TWO, exhausted_after=3, retry_exhausted=True, **options)
     assert (third.skipped, third.resumed, third.completed, third.steps_executed) == (1, 1, 1, 1)
+
+
+def test_a_step_that_was_mended_after_a_failed_run_goes_on_at_the_next_one(tmp_path: Path) -> None:
+    failing = [True]
+    pipeline = flaky(failing)
+    options: dict[str, Any] = {"key": "id", "root": tmp_path, "fsync": False}
+    assert run_local(pipeline, TWO, **options).failed == 1
+    failing.clear()
+    second = run_local(pipeline, TWO, **options)
+    assert (second.resumed, second.completed, second.failed) == (1, 1, 0)
 
 
 def test_running_roots_that_left_the_source_are_resumed(tmp_path: Path) -> None:

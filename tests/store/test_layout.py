@@ -93,3 +93,9 @@ def test_terms_parse_back():
     assert layout.parse_lease_name(layout.lease_key(7).split("/")[-1]) == 7
     for name in ("0.json", "01.json", "7.json#1", "lease-7.json", "7.json.tmp"):
         assert layout.parse_run_name(name) is None
+
+
+@pytest.mark.parametrize("root", ["s3://", "s3:///", "gs:/"])
+def test_a_root_that_names_no_bucket_is_refused(root: str) -> None:
+    with pytest.raises(ConfigError, match="names no bucket"):
+        layout.log_uri(root, "p", "e")
