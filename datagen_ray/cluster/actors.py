@@ -34,6 +34,7 @@ from datagen_ray.cluster.ray_meter import RayMeter
 from datagen_ray.cluster.remote_steps import RayCalls
 from datagen_ray.cluster.shared_actors import RayLimits, SharedActors, SharedNames
 from datagen_ray.cluster.step_processes import StepSource
+from datagen_ray.cluster.termination import SigtermAsInterrupt
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, InternalError
 from datagen_ray.store.shared_compaction import RewriteTask, rewrite
@@ -48,6 +49,8 @@ MAINTAINER_NICE = 10
 REWRITE_TIMEOUT_S = 1800.0
 STOP_MAINTAINER_S = 20.0
 _CONNECT_S = 10.0
+START_ATTEMPTS = 2
+"""How often a Ray of our own is started before the run gives up."""
 
 
 class WorkerActor:
@@ -208,11 +211,13 @@ class RayFleet:
         self._lives = 0
         self._started_ray = False
         self._maintainer: Any = None
+        self._sigterm: SigtermAsInterrupt | None = None
 
     def open(self) -> None:
         """Start or join Ray, unless this process did already."""
         if ray.is_initialized():
             return
+        sigterm = SigtermAsInterrupt()
         options = self._options
         common: dict[str, Any] = {
             "log_to_driver": options.worker_logs,
@@ -221,16 +226,13 @@ class RayFleet:
             "namespace": "datagen_ray",
         }
         if options.address is None:
-            with warnings.catch_warnings():
-                # Ray forks only to execute its own programs at once; no Lance call runs in between.
-                warnings.filterwarnings("ignore", message="lance is not fork-safe")
-                ray.init(
-                    address="local",
-                    num_cpus=options.cluster_cpus,
-                    include_dashboard=options.dashboard,
-                    _temp_dir=options.temp_dir,
-                    **common,
-                )
+            _start_ray(
+                address="local",
+                num_cpus=options.cluster_cpus,
+                include_dashboard=options.dashboard,
+                _temp_dir=options.temp_dir,
+                **common,
+            )
         else:
             try:
                 _check_reachable(options.address)
@@ -243,6 +245,8 @@ class RayFleet:
                     "out to start one here"
                 ) from error
         self._started_ray = True
+        sigterm.take()
+        self._sigterm = sigterm
 
     def close(self) -> None:
         """End what the workers shared, leave Ray, and with that end a cluster of our own."""
@@ -252,6 +256,9 @@ class RayFleet:
         if self._started_ray:
             ray.shutdown()
             self._started_ray = False
+        if self._sigterm is not None:
+            self._sigterm.close()
+            self._sigterm = None
 
     def spawn(self, slot: str) -> WorkerHandle:
         """A new actor for the slot; it stays pending until the cluster has room for it."""
@@ -309,6 +316,25 @@ class RayFleet:
             raise ClusterLostError(
                 "every node of the Ray cluster is dead; run the same command again to go on"
             )
+
+
+def _start_ray(**options: Any) -> None:
+    """Start a Ray of our own; on a machine that is busy it may need a second try."""
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            with warnings.catch_warnings():
+                # Ray forks only to execute its own programs at once; no Lance call runs in between.
+                warnings.filterwarnings("ignore", message="lance is not fork-safe")
+                ray.init(**options)
+            return
+        except Exception as error:  # Ray raises no narrower one when it is too slow to start
+            ray.shutdown()
+            if attempt == START_ATTEMPTS:
+                raise ClusterLostError(
+                    f"Ray did not start here in {attempt} attempts ({_reason(error)}); see that "
+                    "the machine has memory, disk and CPU to spare, or name a running cluster "
+                    "with --address, and run the same command again"
+                ) from error
 
 
 def _check_reachable(address: str) -> None:

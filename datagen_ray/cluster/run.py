@@ -24,13 +24,14 @@ from types import ModuleType
 
 from datagen_ray.clock import new_run_id
 from datagen_ray.cluster.actors import RayFleet, RayOptions, pickle_pipeline
+from datagen_ray.cluster.bounds import check_numbers
 from datagen_ray.cluster.driver import Driver, DriverConfig
 from datagen_ray.cluster.maintainer import MaintainerConfig, MaintainerOptions
 from datagen_ray.cluster.messages import RunCounts, WorkerConfig
 from datagen_ray.cluster.shared_actors import SharedActors, cpus_for_steps
 from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
-from datagen_ray.errors import ConfigError, DatagenError
+from datagen_ray.errors import ConfigError, DatagenError, SourceError
 from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
@@ -97,11 +98,23 @@ def run(
     """
     began = time.monotonic()
     said = listener or Silent()
-    _check_numbers(workers=workers, min_workers=min_workers, concurrency=concurrency)
+    check_numbers(
+        workers=workers,
+        min_workers=min_workers,
+        concurrency=concurrency,
+        max_root_retries=max_root_retries,
+        max_failures=max_failures,
+        drain_s=drain_s,
+        silence_s=silence_s,
+        ray_options=ray_options or RayOptions(),
+        maintainer=maintainer,
+    )
     uri = log_uri_of(_durable_root(str(root)), pipeline.name, experiment)
     said.phase("checking the source")
     rows = open_source(source)
     total = count_keys(rows, key)
+    if not total and isinstance(source, str | Path):
+        raise SourceError(f"{source}: the source has no rows, so there is nothing to run")
     _check_writable(uri)
     if redact is not None:
         pipeline = pipeline.redacting(redact)
@@ -181,6 +194,7 @@ def run(
         counts = _run_to_end(driver)
     finally:
         fleet.close()
+    _report_early_end(said, counts, max_failures)
     said.phase("tidying the log")
     ownership.finish(said)
     return RunSummary.of(counts, run_id=run_id, log_uri=uri, elapsed_s=time.monotonic() - began)
@@ -281,16 +295,6 @@ def _durable_root(root: str) -> str:
     return os.path.abspath(root)
 
 
-def _check_numbers(*, workers: int | None, min_workers: int | None, concurrency: int) -> None:
-    for name, value in (
-        ("workers", workers),
-        ("min_workers", min_workers),
-        ("concurrency", concurrency),
-    ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1")
-
-
 def _check_writable(uri: str) -> None:
     """Refuse a local place that cannot be written to, by trying, and leave no trace."""
     if "://" in uri:
@@ -299,7 +303,9 @@ def _check_writable(uri: str) -> None:
     while not os.path.lexists(place):
         place = place.parent
     if not place.is_dir():
-        raise ConfigError(f"{place} is not a folder, so no log can be kept at {uri}; pass another")
+        raise ConfigError(
+            f"{place} is not a folder, so no log can be kept at {uri}; pass another root"
+        )
     try:
         with tempfile.TemporaryFile(dir=place):
             return
@@ -349,14 +355,29 @@ def _report_changes(
     )
 
 
+def _report_early_end(said: ProgressListener, counts: RunCounts, most: int | None) -> None:
+    left = counts.roots_total - counts.ended
+    if most is not None and counts.failed > most and left > 0:
+        said.note(
+            f"ended early: {counts.failed} roots failed, and max_failures is {most}; {left} of "
+            f"{counts.roots_total} roots have not ended, the same command goes on with them"
+        )
+
+
 def _run_to_end(driver: Driver) -> RunCounts:
     """Runs the driver, also for a caller who is inside an event loop of their own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _inside_a_loop():
         return asyncio.run(driver.run())
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, driver.run()).result()
+
+
+def _inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 __all__ = ["MaintainerOptions", "RayOptions", "import_paths", "run"]

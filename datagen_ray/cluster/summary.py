@@ -27,8 +27,9 @@ SUMMARY_KEYS = (
 class RunSummary:
     """How a run ended.
 
-    ``roots_total`` is skipped + resumed + fresh: the rows of the source, and roots that were
-    running and have left it. Resumed and fresh ones end completed, filtered or failed.
+    ``roots_total`` counts the rows of the source, and roots that were running and have left it. It
+    is skipped + resumed + fresh, unless the run ended early: then some were not looked at. Resumed
+    and fresh ones end completed, filtered or failed.
     ``steps_executed`` and ``checkpoints`` are what workers reported; those of a worker that was
     killed before it could report are in the log, not here.
     """
@@ -52,7 +53,7 @@ class RunSummary:
         return cls(
             run_id=run_id,
             log_uri=log_uri,
-            roots_total=counts.skipped + counts.resumed + counts.fresh,
+            roots_total=counts.roots_total,
             skipped=counts.skipped,
             resumed=counts.resumed,
             fresh=counts.fresh,
