@@ -296,7 +296,9 @@ class _FileSource:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise SourceError(f"{path}: line {number} is not JSON: {error}") from error
+                raise SourceError(
+                    f"{path}: line {number} is not JSON: {_json_fault(error)}"
+                ) from error
             if not isinstance(row, dict):
                 raise SourceError(
                     f"{path}: line {number} is a JSON {type(row).__name__}; a row is an object"
@@ -374,6 +376,13 @@ def _open_path(text: str, storage_options: Mapping[str, str] | None) -> RowSourc
     if kind is None:
         raise SourceError(f"{text}: a source ends in one of {known}")
     return _FileSource(text, kind, filesystem, found)
+
+
+def _json_fault(error: ValueError) -> str:
+    """What is wrong and in which column; the decoder's own line number is always 1 here."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} in column {error.colno}"
+    return _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

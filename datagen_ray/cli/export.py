@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
 
+from datagen_ray.cli.items import by_value
 from datagen_ray.cli.look import LogUri, StorageOption, open_log
 from datagen_ray.errors import ConfigError
 from datagen_ray.log.events import DatagenItemStatus
@@ -65,7 +66,7 @@ def export(
         statuses = store.root_item_statuses()
         ids = sorted(
             (each for each in statuses if statuses.status(each) is DatagenItemStatus.COMPLETED),
-            key=_by_value,
+            key=by_value,
         )
         for item_id, error in sorted(statuses.violations.items()):
             typer.echo(f"left out, damaged: {item_id}: {error}", err=True)
@@ -74,12 +75,6 @@ def export(
     data = {"rows": len(ids), "path": str(path), "left_out": len(statuses.violations)}
     typer.echo(json.dumps(data) if as_json else f"{len(ids)} rows written to {path}")
     return 0
-
-
-def _by_value(root_id: str) -> tuple[bool, int, str]:
-    """Whole numbers first, by their value, as row numbers are; then all other keys, as text."""
-    is_number = (root_id.isascii() and root_id.isdigit() and root_id[:1] != "0") or root_id == "0"
-    return not is_number, len(root_id) if is_number else 0, root_id
 
 
 class _Rows:
@@ -123,7 +118,7 @@ def _write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         partial.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be written ({error.strerror or error}); pass another --to"
+            f"{path} cannot be written ({error.strerror or error}); name another file with --to"
         ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Finding the pipeline that ``FILE.py:NAME`` names."""
+"""Finding the pipeline that ``FILE.py:NAME`` or ``MODULE:NAME`` names."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -17,25 +18,33 @@ DEFAULT_NAME = "pipeline"
 def load_pipeline(target: str) -> tuple[Pipeline, ModuleType]:
     """The pipeline, and the module of the file, which is run to get it.
 
-    The folder of the file goes to the front of the import path, as it does when a script is run.
+    The folder of the file goes to the front of the import path, as it does when a script is run;
+    for a module it is the working directory, as with ``python -m``.
     Raises :class:`PipelineError`, in one line, for whatever is wrong with the file.
     """
     name, colon, attribute = target.rpartition(":")
     path = Path(name if colon else target)
     attribute = attribute if colon else DEFAULT_NAME
-    if path.suffix != ".py":
-        raise PipelineError(f"{target!r} names no pipeline; write FILE.py:{DEFAULT_NAME}")
-    if not path.is_file():
-        raise PipelineError(f"{path}: no such file; check the path of the pipeline")
-    module = _run_file(path)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise PipelineError(f"{path}: no such file; check the path of the pipeline")
+        module = _run_file(path)
+    elif colon and all(part.isidentifier() for part in name.split(".")):
+        module = _import(name)
+    else:
+        raise PipelineError(
+            f"{target!r} names no pipeline; write FILE.py:{DEFAULT_NAME} or MODULE:{DEFAULT_NAME}"
+        )
     found = getattr(module, attribute, None)
     if isinstance(found, Pipeline):
         return found, module
     others = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
     has = f"it has {', '.join(others)}" if others else "it has none"
     if found is None:
-        raise PipelineError(f"{path}: no pipeline named {attribute!r}; {has}")
-    raise PipelineError(f"{path}: {attribute!r} is a {type(found).__name__}, not a Pipeline; {has}")
+        raise PipelineError(f"{name or target}: no pipeline named {attribute!r}; {has}")
+    raise PipelineError(
+        f"{name or target}: {attribute!r} is a {type(found).__name__}, not a Pipeline; {has}"
+    )
 
 
 def _run_file(path: Path) -> ModuleType:
@@ -56,6 +65,18 @@ def _run_file(path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise PipelineError(f"{path}{_line(error, path)}: {_said(error)}") from error
     return module
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path().resolve())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except DatagenError as error:
+        raise PipelineError(f"{name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise PipelineError(f"{name}: {_said(error)}") from error
 
 
 def _line(error: BaseException, path: Path) -> str:

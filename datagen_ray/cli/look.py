@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from datagen_ray.cli.run import storage_options
 from datagen_ray.errors import ConfigError, InvalidItemIdError, ItemViolationError
-from datagen_ray.log.events import DatagenStreamPosition
+from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenStreamPosition
 from datagen_ray.log.fold import (
     DatagenFailure,
     DatagenItemTree,
@@ -22,6 +23,7 @@ from datagen_ray.log.fold import (
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 from datagen_ray.store.bulk import Overview
+from datagen_ray.store.runs import list_runs
 from datagen_ray.store.store import DatagenStore
 
 _WIDTH = 100
@@ -70,7 +72,7 @@ def show(
     path = str(item_id)
     damaged = {error.item_id: error for error in tree.violations}
     if path not in tree.nodes and path not in damaged:
-        raise ConfigError(_unknown(log_uri, path, tree))
+        raise ConfigError(_unknown(log_uri, item, tree))
     below = [
         # In tree order already, and with ids in it that need not parse.
         each
@@ -84,9 +86,11 @@ def show(
     }
     violation = damaged.get(path)
     folded = tree.nodes[path].item if violation is None else None
+    end = _end(events, path)
     if as_json:
         data: dict[str, Any] = {
             "item": None if folded is None else folded.to_dict(),
+            "ended": None if end is None else _end_dict(end),
             "open_frames": [] if folded is None else _frames(folded),
             "sub_items": [tree.nodes[each].item.to_dict() for each in below],
             "failures": [
@@ -101,27 +105,46 @@ def show(
         }
         typer.echo(_json(data))
     else:
-        typer.echo("\n".join(_item_lines(path, folded, tree, below, failed, violation)))
+        typer.echo("\n".join(_item_lines(path, folded, end, tree, below, failed, violation)))
     return 1 if violation is not None else 0
 
 
 def failures(
     log_uri: LogUri,
     run_id: Annotated[str | None, typer.Option("--run", help="of one run only")] = None,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="with the traceback of each")
+    ] = False,
     storage_option: StorageOption = None,
     as_json: AsJson = False,
 ) -> int:
     """Every failure that the log holds: which item, where, what. With --json one object a line."""
     with open_log(log_uri, storage_option) as store:
         found = store.failures(run_id)
+        if run_id is not None and not found:
+            _check_known_run(store, log_uri, run_id, storage_options(storage_option))
     for failure in found:
         if as_json:
             typer.echo(_json({"item_id": failure.item_id, **failure.to_dict()}))
         else:
             typer.echo(f"{failure.item_id}  {_failure_line(failure)}  run {failure.run_id}")
+            if traceback and failure.error.traceback:
+                typer.echo(textwrap.indent(failure.error.traceback.rstrip(), "    "))
     if not found and not as_json:
         typer.echo("no failures")
+    if found and not as_json and not traceback:
+        typer.echo("with --traceback: where in the code each was raised", err=True)
     return 0
+
+
+def _check_known_run(
+    store: DatagenStore, log_uri: str, run_id: str, options: dict[str, str] | None
+) -> None:
+    known = [term.run_id for term in list_runs(log_uri, options)]
+    known += [failure.run_id for failure in store.failures(None)]
+    if run_id not in known:
+        there = ", ".join(dict.fromkeys(known)) or "none"
+        raise ConfigError(f"--run {run_id!r}: no such run in {log_uri}; it has {there}")
 
 
 def _overview_lines(found: Overview) -> Iterator[str]:
@@ -146,6 +169,7 @@ def _overview_lines(found: Overview) -> Iterator[str]:
 def _item_lines(
     path: str,
     folded: FoldedDatagenItem | None,
+    end: DatagenEvent | None,
     tree: DatagenItemTree,
     below: list[str],
     failed: dict[str, list[DatagenFailure]],
@@ -155,6 +179,14 @@ def _item_lines(
         yield f"{path}  damaged: {violation}"
         return
     yield f"{path}  {folded.status.value}, attempt {folded.last_attempt}"
+    if end is not None and (end.position is not None or end.error_type or end.error_dump):
+        yield _end_line(end)
+    elif end is None and failed.get(path):
+        count = len(failed[path])
+        yield (
+            f"failed {count} time{'s' if count > 1 else ''}, see failures below; "
+            "'datagen-ray failures --traceback' has more of each"
+        )
     yield "fields"
     for name, field in sorted(folded.fields.items()):
         shown = [_shown(value) for value in field.values]
@@ -179,6 +211,33 @@ def _item_lines(
     if lines:
         yield "failures"
         yield from lines
+
+
+def _end(events: list[DatagenEvent], path: str) -> DatagenEvent | None:
+    """The event that ended the item, which says of a filtered one where and why."""
+    ended = (
+        event
+        for event in events
+        if event.item_id == path and event.event_type == DatagenEventType.TERMINAL
+    )
+    return next(ended, None)
+
+
+def _end_dict(end: DatagenEvent) -> dict[str, Any]:
+    return {
+        "status": None if end.status is None else str(end.status.value),
+        "at": None if end.position is None else end.position.to_dict(),
+        "error_type": end.error_type,
+        "error_dump": end.error_dump,
+        "run_id": end.run_id,
+    }
+
+
+def _end_line(end: DatagenEvent) -> str:
+    status = "ended" if end.status is None else end.status.value
+    where = "" if end.position is None else f" at {_place(end.position)}"
+    said = ": ".join(text for text in (end.error_type, end.error_dump) if text)
+    return f"{status}{where}{': ' if said else ''}{_cut(said)}"
 
 
 def _frames(folded: FoldedDatagenItem) -> list[dict[str, Any]]:
@@ -206,7 +265,7 @@ def _unknown(log_uri: str, path: str, tree: DatagenItemTree) -> str:
     if not tree.nodes and not tree.violations:
         return (
             f"no item {path!r} in {log_uri}; a root id is the key of its row, and "
-            "'datagen-ray status' tells what the log holds"
+            "'datagen-ray items' lists those that the log holds"
         )
     known = ", ".join(sorted(tree.nodes)[:5])
     return f"no item {path!r} in {log_uri}; of that root it has {known}"

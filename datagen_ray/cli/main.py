@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import typer
 
-from datagen_ray.cli import export, look, maintain, run, verify
+from datagen_ray.cli import export, items, look, maintain, run, verify
+from datagen_ray.cluster.termination import was_terminated
 from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 run.add_to(app)
 look.add_to(app)
+items.add_to(app)
 export.add_to(app)
 verify.add_to(app)
 maintain.add_to(app)
@@ -31,6 +33,11 @@ _UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 INTERRUPTED = 130
+TERMINATED = 143
+_WHEN_INTERRUPTED = {
+    "run": "the same command goes on where this one was",
+    "maintain": "the log is whole, and the next pass does what was left",
+}
 _BAD_INPUT = (InputError, LogNotFoundError)
 
 
@@ -42,19 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def status_of(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status. A traceback means a bug of this package or of a step."""
     command = typer.main.get_command(app)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         result = command.main(
-            args=None if arguments is None else list(arguments),
+            args=given,
             prog_name="datagen-ray",
             standalone_mode=False,
         )
     except typer.Exit as exited:
         # Some versions of typer turn the interrupt of the keyboard into an exit of their own.
-        return _interrupted() if exited.exit_code == INTERRUPTED else int(exited.exit_code)
+        return _interrupted(given) if exited.exit_code == INTERRUPTED else int(exited.exit_code)
     except _UsageError as error:
-        return _say(f"{_told(error).rstrip('.')}; see datagen-ray --help", 2)
+        return _say(f"{_told(error).rstrip('.')}; see {_command_of(error)} --help", 2)
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return _interrupted(given)
     except _BAD_INPUT as error:
         return _say(str(error), 2)
     except DatagenError as error:
@@ -64,11 +72,21 @@ def status_of(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     status = result if isinstance(result, int) else 0
-    return _interrupted() if status == INTERRUPTED else status
+    return _interrupted(given) if status == INTERRUPTED else status
 
 
-def _interrupted() -> int:
-    return _say("interrupted; the same command goes on where this one was", INTERRUPTED)
+def _interrupted(given: Sequence[str]) -> int:
+    """By Ctrl-C, or by SIGTERM, which a run takes for one."""
+    command = next((each for each in given if not each.startswith("-")), "")
+    rest = _WHEN_INTERRUPTED.get(command, "nothing was written")
+    if was_terminated():
+        return _say(f"ended by SIGTERM; {rest}", TERMINATED)
+    return _say(f"interrupted; {rest}", INTERRUPTED)
+
+
+def _command_of(error: Exception) -> str:
+    """The command whose help tells more, such as ``datagen-ray export``."""
+    return str(getattr(getattr(error, "ctx", None), "command_path", None) or "datagen-ray")
 
 
 def _told(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ import typer
 from datagen_ray.cli.look import AsJson, LogUri, StorageOption
 from datagen_ray.cli.run import storage_options
 from datagen_ray.clock import new_run_id
+from datagen_ray.errors import ConfigError
 from datagen_ray.store.collect import GRACE_S, WAL_RETENTION_S
 from datagen_ray.store.compaction import SMALL_FRAGMENTS, VERSION_RETENTION_S
 from datagen_ray.store.lease import LEASE_S, MaintenanceLease
@@ -57,6 +59,14 @@ def maintain(
 
     Without --once it takes part in the election of one maintainer, and passes until interrupted.
     """
+    _check_numbers(
+        interval_s=interval_s,
+        lease_s=lease_s,
+        grace_s=grace_s,
+        wal_retention_s=wal_retention_s,
+        version_retention_s=version_retention_s,
+        small_fragments=small_fragments,
+    )
     options = MaintenanceOptions(
         small_fragments=small_fragments,
         version_retention_s=version_retention_s,
@@ -79,6 +89,18 @@ def maintain(
         on_report=lambda report: _show(report, as_json),
     )
     return 0
+
+
+def _check_numbers(**numbers: float) -> None:
+    """Refuse what no time or count can be, before the log is looked at."""
+    for name, value in numbers.items():
+        option = f"--{name.replace('_', '-')}"
+        above_zero = name in ("interval_s", "lease_s")
+        if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+            must = "greater than 0" if above_zero else "0 or more"
+            raise ConfigError(f"{option} is {value:g}; it must be {must}")
+        if name == "small_fragments" and value < 1:
+            raise ConfigError(f"{option} is {value:g}; it must be at least 1")
 
 
 def _show(report: MaintenanceReport, as_json: bool) -> None:

@@ -26,6 +26,8 @@ class RunDisplay:
         self._monotonic = monotonic
         self._bar: Progress | None = None
         self._last_line = monotonic()
+        self._first: str | None = None
+        self._begun = False
         if console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -53,7 +55,14 @@ class RunDisplay:
             self._bar.stop()
 
     def phase(self, text: str) -> None:
-        if self._bar is None:
+        """On a terminal at once; elsewhere the first one waits for something that follows it.
+
+        So a run that is refused says why in a single line.
+        """
+        if self._bar is None and not self._begun:
+            self._begun = True
+            self._first = text
+        elif self._bar is None:
             self._print(text)
         else:
             self._bar.update(self._task, description=text)
@@ -75,6 +84,10 @@ class RunDisplay:
             self._print(f"{counts.ended} of {counts.roots_total} roots: {_rest(counts)}")
 
     def _print(self, text: str) -> None:
+        self._begun = True
+        if self._first is not None:
+            first, self._first = self._first, None
+            self._print(first)
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
@@ -24,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def run(
-    pipeline: Annotated[str, typer.Argument(help="FILE.py:NAME of the pipeline")],
+    pipeline: Annotated[str, typer.Argument(help="FILE.py:NAME or MODULE:NAME of the pipeline")],
     source: Annotated[
         str, typer.Option(help="rows: .parquet, .jsonl, .csv or .lance, a file or a folder")
     ],
@@ -78,8 +80,13 @@ def run(
     ] = False,
 ) -> int:
     """Run a pipeline over a source; run it again to go on where it was."""
+    if fail_fast and max_failures is not None:
+        raise ConfigError("--fail-fast is --max-failures 0; give one of the two")
+    if key == "":
+        raise ConfigError("--key is empty; name a column, or leave --key out for the row number")
     loaded, module = load_pipeline(pipeline)
-    with RunDisplay(Console(stderr=True)) as display:
+    # Ray tells of workers that died on standard output, which is for the summary.
+    with RunDisplay(Console(stderr=True)) as display, redirect_stdout(sys.stderr):
         summary = run_pipeline(
             loaded,
             source,

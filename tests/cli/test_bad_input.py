@@ -40,6 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rows.jsonl").write_text(ROWS)
     (tmp_path / "empty_key.jsonl").write_text('{"id": "a"}\n{"id": ""}\n')
     (tmp_path / "twice.jsonl").write_text('{"id": "a"}\n{"id": "a"}\n')
+    (tmp_path / "no_rows.jsonl").write_text("")
+    (tmp_path / "not_json.jsonl").write_text('{"id": "a"}\n{"id":}\n')
     (tmp_path / "a_file").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -58,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: s
     before = sorted(Path().rglob("*"))
     assert status_of(arguments) == 2
     captured = capsys.readouterr()
-    line = captured.err.splitlines()[-1]
+    (line,) = captured.err.splitlines()
     assert line.startswith("datagen-ray: ")
     assert message in line
     assert captured.out == ""
@@ -91,6 +93,19 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: s
         (run(root=""), "the durable root"),
         (run(workers="0"), "workers is 0; it must be at least 1"),
         (run(concurrency="0"), "concurrency is 0"),
+        (run(**{"max-failures": "-1"}), "max_failures is -1; it must be at least 0"),
+        (run(**{"max-retries": "-1"}), "max_retries is -1"),
+        (run(**{"drain-s": "-1"}), "drain_s is -1"),
+        (run(**{"drain-s": "nan"}), "drain_s is nan"),
+        (run(**{"silence-s": "0"}), "silence_s is 0; it must be greater than 0"),
+        (run(**{"maintainer-cpus": "-1"}), "maintainer_cpus is -1"),
+        (run(workers="1", **{"min-workers": "2"}), "min_workers is 2"),
+        ([*run(**{"max-failures": "3"}), "--fail-fast"], "give one of the two"),
+        (run(key=""), "--key is empty"),
+        (run(source="no_rows.jsonl"), "no_rows.jsonl: the source has no rows"),
+        (run(source="not_json.jsonl"), "line 2 is not JSON: Expecting value in column 7"),
+        (run("no_such_module:pipeline"), "no_such_module: ModuleNotFoundError"),
+        (run("good:other"), "good: no pipeline named 'other'; it has pipeline"),
         (run(workers="many"), "'--workers'"),
         (run(**{"storage-option": "x"}), "is not NAME=VALUE"),
         (["run", "good.py"], "Missing option '--source'"),
@@ -101,6 +116,12 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: s
         (["export", "none/log.lance", "--to", "out.jsonl"], "there is no log"),
         (["export", "none/log.lance", "--to", "out.txt"], "ends in .parquet or .jsonl"),
         (["export", "none/log.lance", "--to", "none/out.jsonl"], "no folder none"),
+        (["export", "none/log.lance"], "see datagen-ray export --help"),
+        (["items", "none/log.lance"], "there is no log"),
+        (["items", "none/log.lance", "--status", "failed"], "'--status'"),
+        (["maintain", "none/log.lance", "--interval-s", "0"], "--interval-s is 0"),
+        (["maintain", "none/log.lance", "--once", "--grace-s", "-1"], "--grace-s is -1"),
+        (["maintain", "none/log.lance", "--small-fragments", "0"], "--small-fragments is 0"),
         (["nonsense"], "No such command"),
     ],
 )

@@ -82,6 +82,60 @@ def test_failures_lists_them_all(log_uri: str, capsys: pytest.CaptureFixture[str
     assert "check[1] leaf in main" in said(capsys, "failures", log_uri)
 
 
+def test_show_tells_where_and_why_an_item_was_filtered(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(capsys, "show", log_uri, "k%2F3")
+    assert "filtered at look[0] leaf in main: Filtered: three" in text
+    ended = json.loads(said(capsys, "show", log_uri, "k%2F3", "--json"))["ended"]
+    assert (ended["status"], ended["at"]["step_name"]) == ("filtered", "look")
+    assert ended["error_dump"] == "three"
+    assert json.loads(said(capsys, "show", log_uri, "k%2F4", "--json"))["ended"] is None
+
+
+def test_show_names_an_unknown_item_as_it_was_typed(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of(["show", log_uri, "k/solve:x"]) == 2
+    told = capsys.readouterr().err
+    assert "no item 'k/solve:x'" in told
+    assert "datagen-ray items" in told
+
+
+def test_items_lists_roots_with_their_status(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, "items", log_uri).splitlines() == [
+        "k%2F1  completed",
+        "k%2F2  completed",
+        "k%2F3  filtered",
+        "k%2F4  running",
+        "k%2F5  completed",
+    ]
+    lines = said(capsys, "items", log_uri, "--status", "filtered", "--json").splitlines()
+    assert [json.loads(line) for line in lines] == [{"item_id": "k%2F3", "status": "filtered"}]
+
+
+def test_failures_have_their_tracebacks_where_asked_for(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "Traceback" not in said(capsys, "failures", log_uri)
+    text = said(capsys, "failures", log_uri, "--traceback")
+    assert text.count('raise ValueError("four is wrong")') == 3
+
+
+def test_failures_of_a_run_that_is_not_there_are_refused(
+    log_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_id,) = {
+        json.loads(line)["run_id"]
+        for line in said(capsys, "failures", log_uri, "--json").split("\n")[:-1]
+    }
+    assert "ValueError" in said(capsys, "failures", log_uri, "--run", run_id)
+    assert status_of(["failures", log_uri, "--run", "nosuch"]) == 2
+    assert run_id in capsys.readouterr().err
+
+
 def test_export_writes_completed_roots(
     log_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

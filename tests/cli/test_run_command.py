@@ -104,3 +104,23 @@ def test_an_interrupted_run_goes_on_and_ends_with_one_json_object(
     rows = [json.loads(line) for line in (folder / "rows.out.jsonl").read_text().splitlines()]
     assert [row["twice"] for row in rows] == [0, 2, 4]
     capsys.readouterr()
+
+
+def test_a_run_that_is_sent_sigterm_ends_with_one_line(
+    job: tuple[list[str], dict[str, str], Path],
+) -> None:
+    command, env, folder = job
+    session = Session(command, env, folder / "terminated")
+    try:
+        wait_until(
+            lambda: len(list(folder.glob("began*"))) == 3 or not session.running,
+            "all steps to begin",
+        )
+        os.kill(session.process.pid, signal.SIGTERM)
+        assert session.process.wait(60) == 143
+        last = session.output().splitlines()[-1]
+        assert last == "datagen-ray: ended by SIGTERM; the same command goes on where this one was"
+        assert "SIGTERM received" not in session.output()
+        assert "Traceback" not in session.output()
+    finally:
+        session.kill_all()
