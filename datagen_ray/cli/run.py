@@ -54,7 +54,7 @@ def run(
     ] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="as --max-failures 0")] = False,
     retry_exhausted: Annotated[
-        bool, typer.Option("--retry-exhausted", help="also run roots that used up their retries")
+        bool, typer.Option("--retry-exhausted", help="also run roots that failed in too many runs")
     ] = False,
     allow_failures: Annotated[
         bool, typer.Option("--allow-failures", help="exit with 0 though roots failed")

@@ -359,7 +359,7 @@ def _report_early_end(said: ProgressListener, counts: RunCounts, most: int | Non
     left = counts.roots_total - counts.ended
     if most is not None and counts.failed > most and left > 0:
         said.note(
-            f"ended early: {counts.failed} roots failed, and max_failures is {most}; {left} of "
+            f"ended early: {counts.failed} root(s) failed, and max_failures is {most}; {left} of "
             f"{counts.roots_total} roots have not ended, the same command goes on with them"
         )
 

@@ -107,7 +107,7 @@ def test_a_run_that_ended_early_says_so_and_counts_all_rows() -> None:
     notes = _Notes()
     _report_early_end(notes, counts, 2)
     assert len(notes.said) == 1
-    assert "3 roots failed, and max_failures is 2; 263 of 400 roots" in notes.said[0]
+    assert "3 root(s) failed, and max_failures is 2; 263 of 400 roots" in notes.said[0]
     summary = RunSummary.of(counts, run_id="r", log_uri="l", elapsed_s=1.0)
     assert summary.roots_total == 400
 
