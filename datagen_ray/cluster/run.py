@@ -85,8 +85,9 @@ def run(
     processes that own a shard each and run up to ``concurrency`` roots at once; with
     ``min_workers`` so many are asked for at first, and one more, up to ``workers``, whenever all of
     them are at work and there are roots that none has in hand. A root that fails
-    is resumed ``max_root_retries`` times, then counted as failed; the next run tries it again, until
-    it failed too often over all runs, and with ``retry_exhausted`` even then. More than ``max_failures`` such roots end the run early.
+    is resumed ``max_root_retries`` times, then counted as failed; the next run tries it again,
+    until it failed too often over all runs, and with ``retry_exhausted`` even then. More than
+    ``max_failures`` such roots end the run early.
     ``maintainer`` says when a run that goes on for long has one; None: never.
     A worker that answers nothing for ``silence_s`` counts as lost.
     ``by_value`` are modules whose code is sent to the workers. ``redact`` is by default the
