@@ -30,6 +30,7 @@ from datagen_ray.store.shard import (
     probe_wal,
     read_latest_manifest,
     read_wal_tail,
+    sentinel_entry,
 )
 from datagen_ray.store.storage import LogStorage
 
@@ -103,16 +104,62 @@ def claim_shard(
         except LANCE_ERRORS as second:
             raise translate(second, doing) from second
     crash_point("after_claim")
-    manifest = read_latest_manifest(storage, shard)
-    # Lance does not tell which epoch it took. Ours is above the one before, so it is known only
-    # when nobody else claimed in between; if somebody did, assume that we are the loser.
-    if manifest is None or manifest.writer_epoch != before + 1:
-        raise _fenced(shard, uri)
+    manifest = _claimed(storage, shard, uri, before)
     last_position = probe_wal(storage, shard, manifest.replay_after)
+    if before and own_epochs is None:
+        last_position = _end_tail(storage, shard, manifest)
+        if _misses_rows(writer, storage, manifest):
+            # Dropped and not closed: a close would flush, and say that the tail is in the SSTable.
+            del writer
+            try:
+                writer = _open_writer(open_log(uri, storage_options), shard, limits)
+            except LANCE_ERRORS as error:
+                raise translate(error, doing) from error
+            manifest = _claimed(storage, shard, uri, manifest.writer_epoch)
+            last_position = probe_wal(storage, shard, manifest.replay_after)
     if storage.fsync:
         sync_shard(storage, shard, manifest, last_position)
     crash_point("after_claim_sync")
     return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, limits.rows, writer)
+
+
+def _claimed(storage: LogStorage, shard: str, uri: str, before: int) -> ShardManifest:
+    """The manifest of the claim that was just made.
+
+    Lance does not tell which epoch it took. Ours is above the one before, so it is known only when
+    nobody else claimed in between; if somebody did, assume that we are the loser.
+    """
+    manifest = read_latest_manifest(storage, shard)
+    if manifest is None or manifest.writer_epoch != before + 1:
+        raise _fenced(shard, uri)
+    return manifest
+
+
+def _end_tail(storage: LogStorage, shard: str, manifest: ShardManifest) -> int:
+    """Take the position behind the tail, so that nothing of the former owner can follow.
+
+    A put of theirs that had passed Lance's own check when we claimed may still land (pylance 14),
+    behind what the claim has replayed. It is acknowledged to nobody, but whoever reads the shard
+    sees it and builds on it, and our next flush would drop it.
+    """
+    position = manifest.replay_after
+    while True:
+        position = probe_wal(storage, shard, position)
+        key = layout.wal_key(shard, position + 1)
+        if storage.put_if_absent(key, sentinel_entry(manifest.writer_epoch)):
+            return position + 1
+
+
+def _misses_rows(writer: Any, storage: LogStorage, manifest: ShardManifest) -> bool:
+    """Whether the tail has rows that the claim did not replay.
+
+    Also true of an entry that an SSTable holds already (see `flush_tails`); claiming once more does
+    no harm then.
+    """
+    tail = read_wal_tail(storage, manifest.shard_id, manifest.replay_after)
+    rows = sum(entry.rows.num_rows for entry in tail.entries)
+    replayed = int(writer.memtable_stats()["row_count"])
+    return bool(rows > replayed)
 
 
 def claim_all_shards(
