@@ -3,8 +3,7 @@
 Four questions, each of which ``--only`` asks alone:
 
 - *scaling*: items a second with 1, 2, 4 and 8 workers and async steps of 100 ms, beside as many
-  times the figure of one worker. Starting the workers is not counted: the first outcomes of
-  each run are the warm-up.
+  times the figure of one worker, from when all workers are at work.
 - *log*: no-op steps on two workers with the log, beside the same actors with a sink that
   acknowledges at once and keeps nothing.
 - *dispatch*: roots a second from the source to workers that end each root at once, by the real
@@ -52,26 +51,31 @@ NO_LOG_VARIABLE = "DATAGEN_RAY_BENCH_NO_LOG"
 
 
 class Stopwatch:
-    """Times a run between its first counts and its last, so that starting Ray is left out."""
+    """Times a run from when all its workers are at work, so that starting them is left out."""
 
-    def __init__(self, warm_up: int) -> None:
-        self._warm_up = warm_up
+    def __init__(self, workers: int, in_flight: int) -> None:
+        self._waited_for = workers
+        self._all_in_flight = workers * in_flight
         self._marks: list[tuple[float, int]] = []
 
     def phase(self, text: str) -> None:
         """Phases are not timed."""
 
     def note(self, text: str) -> None:
-        """Notes are not timed."""
+        self._waited_for -= " is ready as " in text
 
     def counts(self, counts: RunCounts) -> None:
-        self._marks.append((time.perf_counter(), counts.ended))
+        if self._waited_for <= 0:
+            self._marks.append((time.perf_counter(), counts.ended))
 
     def items_a_second(self) -> float:
-        """Over the middle of the run, where every worker has enough to do."""
-        last = self._marks[-1][1]
-        warm = [mark for mark in self._marks if mark[1] >= self._warm_up]
-        busy = [mark for mark in warm if mark[1] <= last - self._warm_up // 2]
+        """Over the middle of that, without the first wave of roots and the last."""
+        first_of_all, last = self._marks[0][1], self._marks[-1][1]
+        busy = [
+            mark
+            for mark in self._marks
+            if first_of_all + self._all_in_flight <= mark[1] <= last - self._all_in_flight
+        ]
         (began, first), (ended, final) = busy[0], busy[-1]
         return (final - first) / (ended - began)
 
@@ -90,10 +94,8 @@ def quick_steps() -> Pipeline:
     return Pipeline("bench", [step(name=name)(nothing) for name in ("one", "two", "three")])
 
 
-def measured(
-    folder: Path, pipeline: Pipeline, count: int, workers: int, in_flight: int, warm_up: int
-) -> float:
-    watch = Stopwatch(warm_up)
+def measured(folder: Path, pipeline: Pipeline, count: int, workers: int, in_flight: int) -> float:
+    watch = Stopwatch(workers, in_flight)
     summary = run(
         pipeline,
         [{"n": n} for n in range(count)],
@@ -117,10 +119,10 @@ def scaling(report: Report, folder: Path, seconds: float) -> None:
         rate = measured(
             folder / f"scaling-{workers}",
             slow_steps(),
-            int(ideal * seconds),
+            # Workers start one after the other, and those that are there work meanwhile.
+            int(ideal * (seconds + workers)),
             workers,
             IN_FLIGHT,
-            3 * workers * IN_FLIGHT,
         )
         one = one or rate
         report.add(
@@ -134,10 +136,10 @@ def scaling(report: Report, folder: Path, seconds: float) -> None:
 
 def log_cost(report: Report, folder: Path, count: int) -> None:
     """The sink without a log is chosen in the workers, by a variable that they inherit."""
-    with_log = measured(folder / "log", quick_steps(), count, 2, 256, count // 5)
+    with_log = measured(folder / "log", quick_steps(), count, 2, 256)
     os.environ[NO_LOG_VARIABLE] = "1"
     try:
-        without = measured(folder / "none", no_log(quick_steps()), count, 2, 256, count // 5)
+        without = measured(folder / "none", no_log(quick_steps()), count, 2, 256)
     finally:
         del os.environ[NO_LOG_VARIABLE]
     report.add("no-op steps, 2 workers, with the log", with_log, "items/s")
@@ -349,7 +351,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=questions, action="append", help="ask this alone")
     parser.add_argument("--roots", type=int, default=200_000, help="roots of the restart")
-    parser.add_argument("--seconds", type=float, default=8, help="length of a scaling run")
+    parser.add_argument("--seconds", type=float, default=5, help="length of a scaling run")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
     parser.add_argument("--folder", type=Path, default=None, help="where to make the logs")
     options = parser.parse_args()
@@ -360,7 +362,7 @@ def main() -> None:
         if "scaling" in asked:
             scaling(report, folder, options.seconds)
         if "log" in asked:
-            log_cost(report, folder, 6_000)
+            log_cost(report, folder, 12_000)
         if "dispatch" in asked:
             dispatch(report, 100_000)
         if "restart" in asked:
