@@ -102,9 +102,8 @@ def test_every_reader_sees_every_acknowledged_event_exactly_once(tmp_path: Path)
             return [event.event_id for event in store.events_for_item("item")]
 
         def by_pass() -> list[str]:
-            rows = store._table(["event_id", "item_seq"], None)
-            ids: list[str] = rows.column("event_id").to_pylist()
-            return ids
+            batches = store.events(columns=["event_id", "item_seq"])
+            return [each for batch in batches for each in batch.column("event_id").to_pylist()]
 
         def both() -> None:
             check_read(store, acknowledged, by_item)
