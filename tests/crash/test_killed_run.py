@@ -21,7 +21,7 @@ from tests.crash.processes import Session, wait_until
 
 ROOTS = 40
 STEP_S = 0.15
-KILLS = ["worker", "driver", "node", "driver"]
+KILLS = ["worker", "driver", "node", "worker", "driver"]
 
 
 @pytest.fixture
