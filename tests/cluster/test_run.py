@@ -210,6 +210,7 @@ def shards_at_work(log: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.soak
 def test_a_run_of_fewer_workers_adopts_and_merges_the_shards_that_are_left_over(
     tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
 ) -> None:

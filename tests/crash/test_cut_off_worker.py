@@ -46,7 +46,7 @@ def epochs_of(job: CountedJob, step: str) -> set[str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("way", ["cut off", "stopped and continued"])
 def test_a_worker_whose_shard_was_claimed_meanwhile_acknowledges_nothing(

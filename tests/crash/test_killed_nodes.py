@@ -132,7 +132,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(280)
 def test_nodes_workers_and_the_head_are_killed_and_the_rows_are_those_of_an_undisturbed_run(
     tmp_path: Path, token: pytest.MonkeyPatch

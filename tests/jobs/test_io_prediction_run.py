@@ -35,7 +35,7 @@ def test_a_run_writes_the_data_set_and_a_second_one_skips_every_root(tmp_path: P
     assert pq.read_table(jsonl.with_suffix(".parquet")).to_pylist() == rows
     assert str(jsonl) in first.stdout
     log = tmp_path / "datagen_checkpoints" / "io_prediction" / "seed-0" / "log.lance"
-    assert f"datagen-ray show {log} {rows[0]['function']}" in first.stdout
+    assert f" show {log} {rows[0]['function']}" in first.stdout
     before = jsonl.read_bytes()
     second = run(tmp_path)
     assert second.returncode == 0, second.stderr
