@@ -242,8 +242,8 @@ _REQUIRED_KEYS = (
     "run_id",
     "writer_epoch",
 )
-_TEXT_COLUMNS = ("event_id", "item_id", "root_item_id", "checkpoint_id", "run_id", "writer_epoch")
-_OPTIONAL_TEXT_COLUMNS = (
+TEXT_COLUMNS = ("event_id", "item_id", "root_item_id", "checkpoint_id", "run_id", "writer_epoch")
+OPTIONAL_TEXT_COLUMNS = (
     "parent_item_id",
     "step_name",
     "enclosing_step",
@@ -392,11 +392,11 @@ class DatagenEvent:
                 code="unknown_key",
             )
         columns: dict[str, Any] = {}
-        for name in _TEXT_COLUMNS:
+        for name in TEXT_COLUMNS:
             columns[name] = check_text(data[name], name)
         if not columns["root_item_id"]:
             raise InvalidEventError("root_item_id must not be empty", code="empty_column")
-        for name in _OPTIONAL_TEXT_COLUMNS:
+        for name in OPTIONAL_TEXT_COLUMNS:
             columns[name] = _optional_text(data.get(name), name)
         for name in _INT_COLUMNS + _OPTIONAL_INT_COLUMNS:
             value = data.get(name)
@@ -457,8 +457,8 @@ _PUT = tuple(getattr(DatagenEvent, column.name).__set__ for column in fields(Dat
 
 _EXCHANGE_KEYS = frozenset(
     (
-        *_TEXT_COLUMNS,
-        *_OPTIONAL_TEXT_COLUMNS,
+        *TEXT_COLUMNS,
+        *OPTIONAL_TEXT_COLUMNS,
         *_INT_COLUMNS,
         *_OPTIONAL_INT_COLUMNS,
         "event_type",

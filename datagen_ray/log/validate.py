@@ -14,6 +14,8 @@ from datagen_ray.errors import DamagedLogError, InvalidEventError, InvalidItemId
 from datagen_ray.log.events import (
     DATAGEN_OLDEST_READABLE_VERSION,
     DATAGEN_SCHEMA_VERSION,
+    OPTIONAL_TEXT_COLUMNS,
+    TEXT_COLUMNS,
     DatagenEvent,
     DatagenEventType,
     DatagenItemStatus,
@@ -36,17 +38,8 @@ _T = DatagenEventType
 _FIELD_EVENTS = (_T.FIELD_SET, _T.FIELD_APPEND)
 _STEP_EVENTS = (*_FIELD_EVENTS, _T.STEP_STARTED, _T.STEP_COMPLETED, _T.FAILED)
 _CHECKPOINT_EVENTS = (*_FIELD_EVENTS, _T.STEP_COMPLETED)
-_REQUIRED_TEXT = ("event_id", "item_id", "root_item_id", "checkpoint_id", "run_id", "writer_epoch")
-_OPTIONAL_TEXT = (
-    "step_name",
-    "enclosing_step",
-    "selector_step",
-    "field_name",
-    "field_type",
-    "error_type",
-    "error_dump",
-    "traceback",
-)
+# The parent is compared with the one that the id has, which no other text equals.
+_OPTIONAL_TEXT = tuple(name for name in OPTIONAL_TEXT_COLUMNS if name != "parent_item_id")
 _STORED_STATUS = {
     _T.ITEM_CREATED: DatagenItemStatus.RUNNING,
     _T.FAILED: DatagenItemStatus.FAILED,
@@ -163,7 +156,7 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
 
 def _check_row(event: DatagenEvent, *, stored: bool) -> None:
     """The rules between the columns of one row, but for its status and its tags."""
-    for name in _REQUIRED_TEXT:
+    for name in TEXT_COLUMNS:
         if not check_text(getattr(event, name), name):
             raise InvalidEventError(f"{name} must not be empty", code="empty_column")
     for name in _OPTIONAL_TEXT:

@@ -45,6 +45,7 @@ from datagen_ray.store.snapshot import (
     Snapshot,
     SourceVanishedError,
     dedupe,
+    empty_table,
     verified_blob,
 )
 from datagen_ray.store.verify import LogReport, verify_snapshot
@@ -288,7 +289,7 @@ class LogReads:
 
         def read(snapshot: Snapshot) -> pa.Table:
             pieces = _pieces_in(snapshot, names, column, ids)
-            rows = pa.concat_tables([_empty(names), *pieces], promote_options="permissive")
+            rows = pa.concat_tables([empty_table(names), *pieces], promote_options="permissive")
             return dedupe(rows).select(list(columns))
 
         return self._retried(read)
@@ -325,7 +326,3 @@ def _pieces_in(
     for _, piece in snapshot.pieces(names, None):
         rows = piece.filter(pc.is_in(piece.column(column), value_set=wanted))
         yield rows.select(list(columns))
-
-
-def _empty(columns: Sequence[str]) -> pa.Table:
-    return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()

@@ -112,7 +112,7 @@ class Snapshot:
         tables = [_scan(dataset, wanted, where) for dataset in self.sstables]
         tables.extend(_of_tail(rows, wanted, where) for rows in self.tail)
         if not tables:
-            return _empty(wanted)
+            return empty_table(wanted)
         return dedupe(pa.concat_tables(tables, promote_options="permissive"))
 
     def read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
@@ -345,7 +345,8 @@ def _with_id(columns: Sequence[str]) -> list[str]:
     return list(columns) if "event_id" in columns else ["event_id", *columns]
 
 
-def _empty(columns: Sequence[str]) -> pa.Table:
+def empty_table(columns: Sequence[str]) -> pa.Table:
+    """No rows, with these columns of the log."""
     return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
 
 
