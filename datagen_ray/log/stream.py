@@ -25,10 +25,17 @@ from datagen_ray.log.ids import INT64_MAX, canonical_ids, datagen_event_id
 from datagen_ray.log.validate import (
     INT32_MAX,
     check_codec_version,
+    check_number,
     check_step_kind,
     check_value,
 )
-from datagen_ray.log.values import DatagenFieldUpdate, DatagenValue, check_text, json_text
+from datagen_ray.log.values import (
+    DatagenFieldUpdate,
+    DatagenValue,
+    check_optional_text,
+    check_text,
+    json_text,
+)
 
 FIRST_ITEM_SEQ = 1
 """The ``item_seq`` of ITEM_CREATED."""
@@ -39,23 +46,24 @@ class DatagenStreamWriter:
 
     Make one with :meth:`open` for a new item, or :meth:`resume` for one that was read. Its rules
     are those of append, and across calls those of the fold: nothing after TERMINAL, one
-    ITEM_CREATED, no field that changes its mode, its kind, or, when appended, its codec.
+    ITEM_CREATED, no field that changes its mode, its kind, or, when appended, its codec. Append
+    takes its events unchecked, but for their tags, so every rule of a row is kept here.
     """
 
     __slots__ = (
+        "_attempt",
         "_created",
+        "_item_id",
+        "_next_item_seq",
         "_now",
         "_ordinal",
         "_parent",
         "_query_tags_json",
         "_root",
+        "_run_id",
         "_shapes",
         "_terminated",
-        "attempt",
-        "item_id",
-        "next_item_seq",
-        "run_id",
-        "writer_epoch",
+        "_writer_epoch",
     )
 
     def __init__(
@@ -79,15 +87,17 @@ class DatagenStreamWriter:
         for name, text in (("run_id", run_id), ("writer_epoch", writer_epoch)):
             if not check_text(text, name):
                 raise InvalidEventError(f"{name} must not be empty", code="empty_column")
-        if attempt > INT32_MAX:
+        if attempt == INT32_MAX + 1:
             raise InvalidEventError(
                 f"item {item_id!r} has used up its attempts", code="out_of_range"
             )
-        self.item_id = item_id
-        self.run_id = run_id
-        self.writer_epoch = writer_epoch
-        self.attempt = attempt
-        self.next_item_seq = next_item_seq
+        check_number(attempt, "attempt", INT32_MAX)
+        check_number(next_item_seq, "item_seq", INT64_MAX + 1)
+        self._item_id = item_id
+        self._run_id = run_id
+        self._writer_epoch = writer_epoch
+        self._attempt = attempt
+        self._next_item_seq = next_item_seq
         self._now = now
         self._query_tags_json = query_tags_json
         self._shapes: dict[str, FieldShape] = dict(shapes or {})
@@ -145,22 +155,45 @@ class DatagenStreamWriter:
             created=True,
         )
 
+    # Read-only: they were checked once, and stand in rows that nobody checks again.
+
+    @property
+    def item_id(self) -> str:
+        return self._item_id
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def writer_epoch(self) -> str:
+        return self._writer_epoch
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def next_item_seq(self) -> int:
+        """The number of the next event."""
+        return self._next_item_seq
+
     def item_created(self) -> DatagenEvent:
         """ITEM_CREATED, the first event of an item."""
         if self._created:
             raise InvalidEventError(
-                f"item {self.item_id!r} was created already", code="item_created_twice"
+                f"item {self._item_id!r} was created already", code="item_created_twice"
             )
         self._check_open(1)
         event = self._event(
             DatagenEventType.ITEM_CREATED,
-            checkpoint_id=f"{self.item_id}\0created",
-            seq=self.next_item_seq,
+            checkpoint_id=f"{self._item_id}\0created",
+            seq=self._next_item_seq,
             status=DatagenItemStatus.RUNNING,
             query_tags_json=self._query_tags_json,
         )
         self._created = True
-        self.next_item_seq += 1
+        self._next_item_seq += 1
         return event
 
     def step_started(self, position: DatagenStreamPosition) -> DatagenEvent:
@@ -169,7 +202,7 @@ class DatagenStreamWriter:
         event = self._event(
             DatagenEventType.STEP_STARTED,
             checkpoint_id=self._checkpoint_id(position),
-            seq=self.next_item_seq,
+            seq=self._next_item_seq,
             position=position,
         )
         self._advance(1)
@@ -186,7 +219,7 @@ class DatagenStreamWriter:
             self._event(
                 DatagenEventType.FIELD_SET if update.op == "set" else DatagenEventType.FIELD_APPEND,
                 checkpoint_id=checkpoint_id,
-                seq=self.next_item_seq + offset,
+                seq=self._next_item_seq + offset,
                 ordinal=offset + 1,
                 position=position,
                 field_name=update.name,
@@ -200,7 +233,7 @@ class DatagenStreamWriter:
             self._event(
                 DatagenEventType.STEP_COMPLETED,
                 checkpoint_id=checkpoint_id,
-                seq=self.next_item_seq + len(fields),
+                seq=self._next_item_seq + len(fields),
                 position=position,
             )
         )
@@ -218,16 +251,13 @@ class DatagenStreamWriter:
     ) -> DatagenEvent:
         """FAILED: a step raised. The item stays running."""
         self._check_step(DatagenEventType.FAILED, position)
-        for name, text in (
-            ("error_type", error_type),
-            ("error_dump", error_dump or ""),
-            ("traceback", traceback or ""),
-        ):
-            check_text(text, name)
+        check_text(error_type, "error_type")
+        check_optional_text(error_dump, "error_dump")
+        check_optional_text(traceback, "traceback")
         event = self._event(
             DatagenEventType.FAILED,
             checkpoint_id=self._checkpoint_id(position),
-            seq=self.next_item_seq,
+            seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus.FAILED,
             error_type=error_type,
@@ -256,30 +286,30 @@ class DatagenStreamWriter:
         self._check_open(1)
         if position is not None:
             self._check_position(position)
-        for name, text in (("error_type", error_type or ""), ("error_dump", error_dump or "")):
-            check_text(text, name)
+        check_optional_text(error_type, "error_type")
+        check_optional_text(error_dump, "error_dump")
         event = self._event(
             DatagenEventType.TERMINAL,
-            checkpoint_id=f"{self.item_id}\0terminal\0{self.next_item_seq}",
-            seq=self.next_item_seq,
+            checkpoint_id=f"{self._item_id}\0terminal\0{self._next_item_seq}",
+            seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus(status),
             error_type=error_type,
             error_dump=error_dump,
         )
         self._terminated = True
-        self.next_item_seq += 1
+        self._next_item_seq += 1
         return event
 
     def _check_open(self, count: int) -> None:
         if self._terminated:
             raise InvalidEventError(
-                f"item {self.item_id!r} has ended; nothing follows a TERMINAL",
+                f"item {self._item_id!r} has ended; nothing follows a TERMINAL",
                 code="item_terminated",
             )
-        if self.next_item_seq + count - 1 > INT64_MAX:
+        if self._next_item_seq + count - 1 > INT64_MAX:
             raise InvalidEventError(
-                f"item {self.item_id!r} has used up its item_seq numbers", code="out_of_range"
+                f"item {self._item_id!r} has used up its item_seq numbers", code="out_of_range"
             )
 
     def _check_step(
@@ -300,13 +330,9 @@ class DatagenStreamWriter:
                 f"step_kind must be a DatagenStepKind, not {position.step_kind!r}",
                 code="wrong_type",
             )
-        if not 0 <= position.step_index <= INT64_MAX:
-            raise InvalidEventError(
-                f"step_index {position.step_index} is not within 0..2**63-1",
-                code="negative_step_index" if position.step_index < 0 else "out_of_range",
-            )
-        for name in ("enclosing_step", "selector_step"):
-            check_text(getattr(position, name) or "", name)
+        check_number(position.step_index, "step_index", INT64_MAX)
+        check_optional_text(position.enclosing_step, "enclosing_step")
+        check_optional_text(position.selector_step, "selector_step")
 
     def _checked_fields(self, fields: Sequence[DatagenFieldUpdate]) -> dict[str, FieldShape]:
         shapes: dict[str, FieldShape] = {}
@@ -329,18 +355,18 @@ class DatagenStreamWriter:
             problem = field_conflict(update.name, known, shape) if known else None
             if problem is not None:
                 code, text = problem
-                raise InvalidEventError(f"item {self.item_id!r}: {text}", code=code)
+                raise InvalidEventError(f"item {self._item_id!r}: {text}", code=code)
             shapes[update.name] = shape
         return shapes
 
     def _checkpoint_id(self, position: DatagenStreamPosition) -> str:
         return (
-            f"{self.item_id}\0{self.attempt}\0{position.step_name}\0{position.step_index}"
+            f"{self._item_id}\0{self._attempt}\0{position.step_name}\0{position.step_index}"
             f"\0{self._ordinal}"
         )
 
     def _advance(self, count: int) -> None:
-        self.next_item_seq += count
+        self._next_item_seq += count
         self._ordinal += 1
 
     def _event(
@@ -361,15 +387,14 @@ class DatagenStreamWriter:
         error_dump: str | None = None,
         traceback: str | None = None,
     ) -> DatagenEvent:
-        # Whole rows: the constructor, with a default for each column, takes three times as long.
-        return DatagenEvent.of_row(
-            datagen_event_id(self.item_id, checkpoint_id, ordinal),
-            self.item_id,
+        return DatagenEvent.composed(
+            datagen_event_id(self._item_id, checkpoint_id, ordinal),
+            self._item_id,
             seq,
             checkpoint_id,
             event_type,
-            self.run_id,
-            self.writer_epoch,
+            self._run_id,
+            self._writer_epoch,
             self._root,
             self._parent,
             None if position is None else position.step_name,
@@ -377,7 +402,7 @@ class DatagenStreamWriter:
             None if position is None else position.step_index,
             None if position is None else position.enclosing_step,
             None if position is None else position.selector_step,
-            self.attempt,
+            self._attempt,
             field_name,
             field_type,
             codec_version,

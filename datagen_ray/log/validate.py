@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from datagen_ray.errors import DamagedLogError, InvalidEventError, InvalidItemIdError
 from datagen_ray.log.events import (
@@ -27,6 +28,7 @@ from datagen_ray.log.values import (
     DatagenBlobValue,
     DatagenValue,
     blob_matches,
+    check_optional_text,
     check_text,
     json_text,
     json_value,
@@ -40,6 +42,10 @@ _STEP_EVENTS = (*_FIELD_EVENTS, _T.STEP_STARTED, _T.STEP_COMPLETED, _T.FAILED)
 _CHECKPOINT_EVENTS = (*_FIELD_EVENTS, _T.STEP_COMPLETED)
 # The parent is compared with the one that the id has, which no other text equals.
 _OPTIONAL_TEXT = tuple(name for name in OPTIONAL_TEXT_COLUMNS if name != "parent_item_id")
+_CHECKPOINT_COLUMNS = ("item_id", "checkpoint_id", "run_id", "writer_epoch", "attempt")
+_checkpoint_of = attrgetter(
+    *_CHECKPOINT_COLUMNS, "step_name", "step_kind", "step_index", "enclosing_step", "selector_step"
+)
 _STORED_STATUS = {
     _T.ITEM_CREATED: DatagenItemStatus.RUNNING,
     _T.FAILED: DatagenItemStatus.FAILED,
@@ -52,10 +58,13 @@ def validate_append(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     An absent status of ITEM_CREATED and FAILED is filled in, and an event that the batch holds
     twice, identically, is kept once. Nothing else changes.
     """
+    given = list(events)
+    if _are_composed(given):
+        return given
     checked: list[DatagenEvent] = []
     by_id: dict[str, DatagenEvent] = {}
     seqs: dict[tuple[str, int], str] = {}
-    for index, event in enumerate(events):
+    for index, event in enumerate(given):
         try:
             event = _checked_event(event)
         except InvalidItemIdError as error:
@@ -87,9 +96,44 @@ def validate_append(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     return checked
 
 
+def _are_composed(events: Sequence[DatagenEvent]) -> bool:
+    """Whether all were composed by stream writers and have ids and places of their own.
+
+    Then there is nothing left to check: see `DatagenEvent.composed`. Tags can come from elsewhere.
+    """
+    for event in events:
+        if not getattr(event, "is_composed", False) or event.query_tags_json is not None:
+            return False
+    count = len(events)
+    return (
+        len({event.event_id for event in events}) == count
+        and len({(event.item_id, event.item_seq) for event in events}) == count
+    )
+
+
 def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     """As :func:`validate_append`, and the batch is exactly one step's checkpoint."""
     given = list(events)
+    if not _is_checkpoint(given):
+        _check_checkpoint(given)
+    return validate_append(given)
+
+
+def _is_checkpoint(given: list[DatagenEvent]) -> bool:
+    """Whether it is one as nearly all are; what is not takes a closer look."""
+    try:
+        completed = 0
+        for event in given:
+            if event.event_type is _T.STEP_COMPLETED:
+                completed += 1
+            elif event.event_type not in _FIELD_EVENTS:
+                return False
+        return completed == 1 and len(set(map(_checkpoint_of, given))) == 1
+    except (AttributeError, TypeError):
+        return False
+
+
+def _check_checkpoint(given: list[DatagenEvent]) -> None:
     completions = [event for event in given if event.event_type is _T.STEP_COMPLETED]
     for index, event in enumerate(given):
         if event.event_type not in _CHECKPOINT_EVENTS:
@@ -106,7 +150,7 @@ def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
         )
     completed = completions[0]
     for index, event in enumerate(given):
-        for name in ("item_id", "checkpoint_id", "run_id", "writer_epoch", "attempt"):
+        for name in _CHECKPOINT_COLUMNS:
             if getattr(event, name) != getattr(completed, name):
                 raise InvalidEventError(
                     f"a checkpoint has one {name}; found {getattr(event, name)!r} beside "
@@ -120,7 +164,6 @@ def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
                 code="checkpoint_step_mismatch",
                 index=index,
             )
-    return validate_append(given)
 
 
 def check_stored_event(event: DatagenEvent) -> None:
@@ -160,9 +203,7 @@ def _check_row(event: DatagenEvent, *, stored: bool) -> None:
         if not check_text(getattr(event, name), name):
             raise InvalidEventError(f"{name} must not be empty", code="empty_column")
     for name in _OPTIONAL_TEXT:
-        text = getattr(event, name)
-        if text is not None:
-            check_text(text, name)
+        check_optional_text(getattr(event, name), name)
     # An event that was read may hold words of a newer format, which stay strings.
     parse_enum(DatagenEventType, event.event_type, "event type")
     if event.status is not None:
@@ -170,12 +211,12 @@ def _check_row(event: DatagenEvent, *, stored: bool) -> None:
     if event.step_kind is not None:
         parse_enum(DatagenStepKind, event.step_kind, "step kind")
     _check_identity(event)
-    _check_number(event.item_seq, "item_seq", INT64_MAX)
-    _check_number(event.attempt, "attempt", INT32_MAX)
+    check_number(event.item_seq, "item_seq", INT64_MAX)
+    check_number(event.attempt, "attempt", INT32_MAX)
     if event.event_type in _STEP_EVENTS:
         _check_step(event)
     elif event.step_index is not None:
-        _check_number(event.step_index, "step_index", INT64_MAX)
+        check_number(event.step_index, "step_index", INT64_MAX)
     _check_fields(event, stored=stored)
 
 
@@ -199,7 +240,8 @@ def _check_identity(event: DatagenEvent) -> None:
         )
 
 
-def _check_number(value: object, name: str, limit: int) -> None:
+def check_number(value: object, name: str, limit: int) -> None:
+    """A whole number within 0..limit."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidEventError(
             f"{name} must be an integer, not {type(value).__name__}", code="wrong_type"
@@ -226,7 +268,7 @@ def _check_step(event: DatagenEvent) -> None:
         raise InvalidEventError(
             f"{event.event_type} needs a step_index", code="requires_step_index"
         )
-    _check_number(event.step_index, "step_index", INT64_MAX)
+    check_number(event.step_index, "step_index", INT64_MAX)
     check_step_kind(event.event_type, event.step_kind)
 
 

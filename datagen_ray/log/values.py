@@ -43,6 +43,12 @@ def check_text(text: object, what: str) -> str:
     return text
 
 
+def check_optional_text(text: object, what: str) -> None:
+    """As :func:`check_text`, of what may be absent."""
+    if text is not None:
+        check_text(text, what)
+
+
 def _check_json(value: Any, depth: int) -> None:
     if value is None or isinstance(value, (bool, int)):
         return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from datagen_ray import (
     DatagenStreamPosition,
     DatagenStreamWriter,
     DatagenValue,
+    InputError,
     InvalidEventError,
     InvalidItemIdError,
     datagen_event_id,
@@ -98,6 +102,95 @@ def test_a_checkpoint_of_the_writer_passes_the_checks_of_append() -> None:
     assert validate_checkpoint(events) == events
     assert events[-1].root_item_id == "5"
     assert events[-1].parent_item_id == "5"
+
+
+NONSENSE: tuple[Any, ...] = (
+    None, "", "ok", "\0", "\ud800", "é", b"", b"x", 0, 1, -1, 2**31, 2**63, 1.5, True, False, [],
+    "completed", "leaf", DatagenStepKind.LEAF, DatagenStepKind.SEQUENCE, DatagenStepKind.ROUTER,
+    DatagenValue.of(1), DatagenValue.as_stored("int", "1"), DatagenValue.as_stored("date", None),
+    DatagenValue.of(DatagenBlobValue(b"x", 1, "sha256:" + "0" * 64)),
+    DatagenValue.of(DatagenBlobValue(None)),
+)  # fmt: skip
+
+
+def test_whatever_the_writer_composes_keeps_every_rule_of_append() -> None:
+    """Append does not check its rows again, so calls with a wrong argument here or there."""
+    seed = 20260102
+    chance = random.Random(seed)
+    print(f"seed {seed}")  # noqa: T201
+
+    def spoilt(*sound: Any) -> list[Any]:
+        given = list(sound)
+        if chance.random() < 0.4:
+            given[chance.randrange(len(given))] = chance.choice(NONSENSE)
+        return given
+
+    def position() -> DatagenStreamPosition:
+        kind = chance.choice(list(DatagenStepKind))
+        return DatagenStreamPosition(*spoilt("draft", kind, 0, None, None))
+
+    def field() -> DatagenFieldUpdate:
+        op = chance.choice(["set", "append"])
+        return DatagenFieldUpdate(*spoilt("f", op, DatagenValue.of("x"), "str", 1))
+
+    def options() -> dict[str, Any]:
+        names = ("run_id", "writer_epoch", "attempt", "next_item_seq")
+        return dict(zip(names, spoilt("r", "w", 0, 1), strict=True))
+
+    composed = 0
+    for _ in range(10_000):
+        try:
+            writer = DatagenStreamWriter(*spoilt("5/x:0"), now=clock, **options())
+            name = chance.choice(["created", "started", "completed", "failed", "terminal"])
+            if name == "created":
+                events = [writer.item_created()]
+            elif name == "started":
+                events = [writer.step_started(position())]
+            elif name == "completed":
+                events = writer.step_completed(position(), [field()])
+            elif name == "failed":
+                error, dump, trace = spoilt("E", "dump", "trace")
+                events = [writer.item_failed(position(), error, error_dump=dump, traceback=trace)]
+            else:
+                status, error, dump = spoilt("filtered", "E", "dump")
+                events = [
+                    writer.item_terminal(
+                        status, position=position(), error_type=error, error_dump=dump
+                    )
+                ]
+        except (InputError, AttributeError, TypeError):
+            continue
+        composed += 1
+        assert all(event.is_composed for event in events)
+        assert validate_append(events) == events
+        assert validate_append([replace(event) for event in events]) == events
+    assert composed > 1_000
+
+
+def test_what_is_made_from_an_event_of_the_writer_is_checked_by_append() -> None:
+    event = new_writer().item_created()
+    for other in (replace(event), copy.copy(event), copy.deepcopy(event)):
+        assert other == event
+        assert not getattr(other, "is_composed", False)
+    with pytest.raises(InvalidEventError):
+        validate_append([replace(event, item_seq=-1)])
+
+
+def test_tags_that_a_writer_was_handed_are_checked_by_append() -> None:
+    writer = DatagenStreamWriter(
+        "5", run_id="r", writer_epoch="w", attempt=0, next_item_seq=1, now=clock,
+        query_tags_json="{",
+    )  # fmt: skip
+    with pytest.raises(InvalidEventError) as caught:
+        validate_append([writer.item_created()])
+    assert caught.value.code == "bad_json"
+
+
+def test_what_a_writer_was_made_with_stays_so() -> None:
+    writer = new_writer()
+    for name in ("item_id", "run_id", "writer_epoch", "attempt", "next_item_seq"):
+        with pytest.raises(AttributeError):
+            setattr(writer, name, "")
 
 
 def test_tags_are_on_item_created() -> None:
