@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from ray._raylet import Config
 from ray.cluster_utils import Cluster
@@ -26,14 +27,18 @@ class Nodes:
         Config.initialize("")
         # The paths of Ray's sockets must be short, which those of tmp_path are not.
         self.folder = Path(tempfile.mkdtemp(prefix="dgr", dir="/tmp"))
-        with warnings.catch_warnings():
+        temp_dir = self.folder / "ray"
+        temp_dir.mkdir()
+        # Ray notes the address of the latest head for the whole machine, where this one is no
+        # business of others, and in a folder that need not be there.
+        with warnings.catch_warnings(), patch.dict(os.environ, RAY_TMPDIR=str(self.folder)):
             warnings.simplefilter("ignore")
             self._cluster = Cluster(
                 initialize_head=True,
                 head_node_args={
                     "num_cpus": 0,
                     "include_dashboard": False,
-                    "temp_dir": str(self.folder),
+                    "temp_dir": str(temp_dir),
                 },
             )
         self.address: str = self._cluster.address
