@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from datagen_ray import DatagenStore
 from datagen_ray.log.schema import DATAGEN_SCHEMA, decode_batch
+from datagen_ray.store.compaction import ROWS_PER_FRAGMENT
 from datagen_ray.store.creation import create_log
 from datagen_ray.store.writer import ShardOwner
 
@@ -96,7 +97,7 @@ def make_log(folder: Path, roots: int, *, indexes: bool = True) -> str:
     uri = str(folder / "log.lance")
     create_log(uri, fsync=False)
     reader = pa.RecordBatchReader.from_batches(DATAGEN_SCHEMA, _chunks(roots))
-    lance.write_dataset(reader, uri, mode="append")
+    lance.write_dataset(reader, uri, mode="append", max_rows_per_file=ROWS_PER_FRAGMENT)
     if indexes:
         with DatagenStore.open(uri, fsync=False) as store:
             store.refresh_indexes()

@@ -12,33 +12,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from datagen_ray.errors import ItemViolationError
 from datagen_ray.log.events import DatagenEventType, DatagenItemStatus
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.store.columns import (
     ABSENT,
+    DETAIL_COLUMNS,
     EVENT_TYPES,
     FAILURE_COLUMNS,
     KINDS,
-    STATE_COLUMNS,
+    LIFECYCLE_COLUMNS,
     STATUSES,
     STEP_KINDS,
     EventColumns,
     Marks,
     Numbers,
+    RowDetails,
 )
 
 _T = DatagenEventType
 
-STATUS_COLUMNS: tuple[str, ...] = STATE_COLUMNS
-"""The columns that :func:`root_statuses` asks its pieces for."""
+STATUS_COLUMNS: tuple[str, ...] = (*LIFECYCLE_COLUMNS, *DETAIL_COLUMNS)
+"""The columns that :func:`root_statuses` asks its pieces for, unless only the lifecycle counts."""
 
-OVERVIEW_COLUMNS: tuple[str, ...] = (*STATE_COLUMNS, *FAILURE_COLUMNS)
+OVERVIEW_COLUMNS: tuple[str, ...] = (*STATUS_COLUMNS, "parent_item_id", *FAILURE_COLUMNS)
 """The columns that :func:`overview` asks its pieces for."""
 
 MAX_SAMPLES = 5
@@ -50,87 +55,103 @@ _NOT_STARTED = -1
 
 @dataclass(frozen=True)
 class ItemStates:
-    """One entry an item. ``status`` indexes the item statuses, -1 where the item never started."""
+    """One entry an item. ``status`` indexes the item statuses, -1 where the item never started.
 
-    ids: list[str]
+    ``is_root`` is None where the rows do not tell.
+    """
+
+    ids: pa.Array
     status: Numbers
-    is_root: Marks
     damaged: Marks
+    is_root: Marks | None = None
+
+    def named(self, marks: Marks) -> list[str]:
+        """The ids of the items that are marked."""
+        found: list[str] = self.ids.filter(pa.array(marks)).to_pylist()
+        return found
 
 
 def item_states(rows: EventColumns) -> ItemStates:
     """The lifecycle status of every item; ``rows`` must hold all rows of each."""
     count = len(rows.ids)
     status = np.full(count, _NOT_STARTED, np.int8)
-    is_root = np.zeros(count, bool)
     damaged = np.zeros(count, bool)
     if count == 0:
-        return ItemStates(rows.ids, status, is_root, damaged)
+        is_root = None if rows.is_root is None else np.zeros(0, bool)
+        return ItemStates(rows.ids, status, damaged, is_root)
     order = _order(rows)
-    item, seq, kind = rows.item[order], rows.seq[order], rows.kind[order]
+    item, seq = _ordered(rows.item, order), _ordered(rows.seq, order)
+    kind, stored = _ordered(rows.kind, order), _ordered(rows.status, order)
     same_item = item[1:] == item[:-1]
     starts = np.flatnonzero(np.r_[True, ~same_item])
-    owner = item[starts]
 
     created = kind == _type_code(_T.ITEM_CREATED)
     terminal = kind == _type_code(_T.TERMINAL)
-    places = np.arange(len(order))
+    places = np.arange(len(item), dtype=np.int32 if len(item) < 1 << 31 else np.int64)
     last = np.maximum.reduceat(np.where(created | terminal, places, -1), starts)
     started = np.logical_or.reduceat(created, starts)
-    stored = rows.status[order]
     running = STATUSES.index(DatagenItemStatus.RUNNING.value)
     decided = np.where(created[last], running, stored[last])
+    owner = item[starts]
     status[owner] = np.where(started, decided, _NOT_STARTED)
-    is_root[owner] = rows.is_root[order][starts]
 
     damaged[item[1:][same_item & (seq[1:] == seq[:-1])]] = True
     damaged[owner[started & ~created[starts]]] = True
     ends = [STATUSES.index(s.value) for s in _STATUSES if s.is_terminal]
     damaged[item[terminal & ~np.isin(stored, ends)]] = True
-    _mark_damaged_rows(rows, damaged)
-    _mark_damaged_fields(rows, damaged)
-    return ItemStates(rows.ids, status, is_root, damaged)
+    bad = rows.is_newer | (rows.kind == ABSENT) | (rows.kind >= len(EVENT_TYPES))
+    damaged[rows.item[bad | (rows.status >= len(STATUSES))]] = True
+    if rows.details is not None:
+        _mark_damaged_details(rows, rows.details, damaged)
+        _mark_damaged_fields(rows, rows.details, damaged)
+    is_root = None
+    if rows.is_root is not None:
+        is_root = np.zeros(count, bool)
+        is_root[owner] = _ordered(rows.is_root, order)[starts]
+    return ItemStates(rows.ids, status, damaged, is_root)
 
 
-def _order(rows: EventColumns) -> Numbers:
-    """The rows by item and ``item_seq``. Most logs hold them in that order already."""
+def _order(rows: EventColumns) -> Numbers | None:
+    """The rows by item and ``item_seq``; None where they are in that order, as most logs are."""
     item, seq = rows.item, rows.seq
     behind = (item[1:] > item[:-1]) | ((item[1:] == item[:-1]) & (seq[1:] >= seq[:-1]))
     if behind.all():
-        return np.arange(len(rows))
+        return None
+    if seq.min() >= 0 and seq.max() < 1 << 32:
+        # One number for both sorts several times as fast as two.
+        return np.argsort(item.astype(np.int64) << 32 | seq)
     return np.lexsort((seq, item))
 
 
-def _mark_damaged_rows(rows: EventColumns, damaged: Marks) -> None:
-    """Mark items with a row that no version of the format that we know has."""
-    bad = rows.is_newer | (rows.kind == ABSENT)
-    for numbers, known in (
-        (rows.kind, EVENT_TYPES),
-        (rows.status, STATUSES),
-        (rows.step_kind, STEP_KINDS),
-        (rows.value_kind, KINDS),
-    ):
-        bad |= numbers >= len(known)
+def _ordered(values: Numbers, order: Numbers | None) -> Numbers:
+    return values if order is None else values[order]
+
+
+def _mark_damaged_details(rows: EventColumns, details: RowDetails, damaged: Marks) -> None:
+    """Mark items with a step or a value that the format does not have."""
+    bad = details.step_kind >= len(STEP_KINDS)
+    bad |= details.value_kind >= len(KINDS)
     steps = (rows.kind == _type_code(_T.STEP_STARTED)) | (
         rows.kind == _type_code(_T.STEP_COMPLETED)
     )
-    nowhere = (rows.step_name == ABSENT) | (rows.step_kind == ABSENT) | ~rows.has_step_index
-    damaged[rows.item[bad | (steps & nowhere)]] = True
+    nowhere = (details.step_name == ABSENT) | (details.step_kind == ABSENT)
+    damaged[rows.item[bad | (steps & (nowhere | ~details.has_step_index))]] = True
 
 
-def _mark_damaged_fields(rows: EventColumns, damaged: Marks) -> None:
+def _mark_damaged_fields(rows: EventColumns, details: RowDetails, damaged: Marks) -> None:
     """Mark items with a field that mixes modes, changes kind, or changes an appended codec."""
     appends = rows.kind == _type_code(_T.FIELD_APPEND)
     places = np.flatnonzero(appends | (rows.kind == _type_code(_T.FIELD_SET)))
     if len(places) == 0:
         return
-    item, name = rows.item[places], rows.field_name[places]
-    kind, codec = rows.value_kind[places], rows.field_type[places]
+    item, name = rows.item[places], details.field_name[places]
+    kind, codec = details.value_kind[places], details.field_type[places]
     incomplete = (name == ABSENT) | (kind == ABSENT) | (codec == ABSENT)
-    damaged[item[incomplete | ~rows.has_codec_version[places]]] = True
-    order = np.lexsort((name, item))
+    damaged[item[incomplete | ~details.has_codec_version[places]]] = True
+    # Absent ones are marked already, so the place that -1 takes here does not matter.
+    order = np.argsort((item.astype(np.int64) << 32) + name)
     item, name, kind, codec = item[order], name[order], kind[order], codec[order]
-    appended, version = appends[places][order], rows.codec_version[places][order]
+    appended, version = appends[places][order], details.codec_version[places][order]
     same = (item[1:] == item[:-1]) & (name[1:] == name[:-1])
     changed = (appended[1:] != appended[:-1]) | (kind[1:] != kind[:-1])
     recoded = (codec[1:] != codec[:-1]) | (version[1:] != version[:-1])
@@ -153,28 +174,37 @@ def _judged(
     states: ItemStates, exact: Exact, columns: tuple[str, ...]
 ) -> tuple[EventColumns, ItemStates, Mapping[str, ItemViolationError]]:
     """The suspects' rows and states, read exactly, and the violations among them."""
-    suspects = [states.ids[place] for place in np.flatnonzero(states.damaged)]
-    pieces = [exact.rows(suspects, columns)] if suspects else []
-    rows = EventColumns.of(pieces, with_failures=columns == OVERVIEW_COLUMNS)
+    suspects = states.named(states.damaged)
+    rows = EventColumns.of([exact.rows(suspects, columns)] if suspects else [], columns)
     judged = item_states(rows)
-    damaged = [judged.ids[place] for place in np.flatnonzero(judged.damaged)]
+    damaged = judged.named(judged.damaged)
     return rows, judged, exact.fold(damaged) if damaged else {}
 
 
-@dataclass(frozen=True)
-class RootStatuses:
-    """The lifecycle status of every root that ever started.
+class RootStatuses(Mapping[str, DatagenItemStatus]):
+    """The lifecycle status of every root that ever started, in columns, and by id.
 
-    ``violations`` holds the roots that cannot be folded, by id. They started, so they are never
-    to be run from scratch, and they have no status.
+    ``ids`` is an Arrow array of their ids and ``codes`` a numpy array of int8: the place of each
+    one's status in ``DatagenItemStatus``. Looked up by id, the result is a mapping; the first
+    lookup makes its table, at about 0.4 seconds and 100 MB a million roots. ``violations`` holds
+    the roots that cannot be folded, by id. They started, so they are never to be run from
+    scratch, and they have no status.
     """
 
-    statuses: Mapping[str, DatagenItemStatus]
-    violations: Mapping[str, ItemViolationError] = field(default_factory=dict)
+    def __init__(
+        self,
+        ids: pa.Array,
+        codes: Numbers,
+        violations: Mapping[str, ItemViolationError] = MappingProxyType({}),
+    ) -> None:
+        self.ids = ids
+        self.codes = codes
+        self.violations = violations
 
     def status(self, item_id: str | DatagenItemId) -> DatagenItemStatus | None:
         """The status of a root; None when it never started or is damaged."""
-        return self.statuses.get(str(item_id))
+        code = self._code_of.get(str(item_id))
+        return None if code is None else _STATUSES[code]
 
     def is_terminated(self, item_id: str | DatagenItemId) -> bool:
         """Whether the root is completed or filtered."""
@@ -182,38 +212,66 @@ class RootStatuses:
         return status is not None and status.is_terminal
 
     def __len__(self) -> int:
-        return len(self.statuses)
+        return len(self.ids)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.statuses)
+        return iter(self.ids.to_pylist())
 
     def __contains__(self, item_id: object) -> bool:
-        return item_id in self.statuses
+        return item_id in self._code_of
 
     def __getitem__(self, item_id: str) -> DatagenItemStatus:
-        return self.statuses[item_id]
+        return _STATUSES[self._code_of[item_id]]
+
+    def __repr__(self) -> str:
+        return f"RootStatuses({self.counts()}, violations={len(self.violations)})"
+
+    def counts(self) -> dict[str, int]:
+        """How many roots have each lifecycle status."""
+        numbers = np.bincount(self.codes, minlength=len(_STATUSES)).tolist()
+        return {
+            status.value: number
+            for status, number in zip(_STATUSES, numbers, strict=True)
+            if status is not DatagenItemStatus.FAILED
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Two columns: ``item_id``, and ``status`` as a dictionary of strings."""
+        words = pa.array([status.value for status in _STATUSES])
+        status = pa.DictionaryArray.from_arrays(pa.array(self.codes), words)
+        return pa.table({"item_id": self.ids, "status": status})
 
     def to_dict(self) -> dict[str, str]:
-        return {item_id: status.value for item_id, status in self.statuses.items()}
+        return {item_id: _STATUSES[code].value for item_id, code in self._code_of.items()}
+
+    @cached_property
+    def _code_of(self) -> dict[str, int]:
+        return dict(zip(self.ids.to_pylist(), self.codes.tolist(), strict=True))
 
 
-def root_statuses(pieces: Iterable[pa.Table], exact: Exact) -> RootStatuses:
+def root_statuses(
+    pieces: Iterable[pa.Table], exact: Exact, columns: tuple[str, ...] = STATUS_COLUMNS
+) -> RootStatuses:
     """The statuses of the roots among the rows of ``pieces``; sub-items are left out."""
-    states = item_states(EventColumns.of(pieces))
-    _, judged, violations = _judged(states, exact, STATUS_COLUMNS)
-    statuses: dict[str, DatagenItemStatus] = {}
+    states = item_states(EventColumns.of(pieces, columns))
+    _, judged, violations = _judged(states, exact, columns)
+    ids: list[pa.Array] = []
+    codes: list[Numbers] = []
     for found, counted in ((states, ~states.damaged), (judged, _without(judged, violations))):
-        for place in np.flatnonzero(counted & (found.status != _NOT_STARTED)).tolist():
-            statuses[found.ids[place]] = _STATUSES[found.status[place]]
-    # Told by the id: a stray sub-item whose row names no parent is not a root.
-    strays = [item_id for item_id in statuses if "/" in item_id]
-    for item_id in strays:
-        del statuses[item_id]
-    return RootStatuses(statuses, {i: e for i, e in violations.items() if "/" not in i})
+        # Told by the id: a stray sub-item whose row names no parent is not a root.
+        is_root = pc.invert(pc.match_substring(found.ids, "/")).to_numpy(zero_copy_only=False)
+        chosen = counted & (found.status != _NOT_STARTED) & is_root
+        ids.append(found.ids.filter(pa.array(chosen)))
+        codes.append(found.status[chosen])
+    return RootStatuses(
+        pa.concat_arrays(ids),
+        np.concatenate(codes),
+        {item_id: error for item_id, error in violations.items() if "/" not in item_id},
+    )
 
 
 def _without(states: ItemStates, violations: Mapping[str, ItemViolationError]) -> Marks:
-    return np.array([item_id not in violations for item_id in states.ids], bool)
+    return np.array([item_id not in violations for item_id in states.ids.to_pylist()], bool)
 
 
 @dataclass(frozen=True)
@@ -279,21 +337,22 @@ class _Tally:
 
     def add(self, rows: EventColumns, states: ItemStates, counted: Marks) -> None:
         counted = counted & (states.status != _NOT_STARTED)
-        self.roots.update(states.status[counted & states.is_root].tolist())
-        if len(rows) == 0:
+        if states.is_root is not None:
+            self.roots.update(states.status[counted & states.is_root].tolist())
+        if len(rows) == 0 or rows.details is None:
             return
         completed = counted[rows.item] & (rows.kind == _type_code(_T.STEP_COMPLETED))
-        names = rows.step_name[completed & (rows.step_name != ABSENT)]
+        names = rows.details.step_name[completed & (rows.details.step_name != ABSENT)]
         for number, count in enumerate(np.bincount(names, minlength=1).tolist()):
             if count:
-                self.completed_steps[rows.step_names[number]] += count
+                self.completed_steps[rows.details.step_names[number]] += count
         if rows.failed is not None:
             self.failed.append(rows.failed.filter(pa.array(counted[rows.failed.column("item")])))
 
 
 def overview(pieces: Iterable[pa.Table], exact: Exact) -> Overview:
     """The overview of all rows of a log, given in ``pieces``."""
-    rows = EventColumns.of(pieces, with_failures=True)
+    rows = EventColumns.of(pieces, OVERVIEW_COLUMNS)
     states = item_states(rows)
     exact_rows, judged, violations = _judged(states, exact, OVERVIEW_COLUMNS)
     tally = _Tally()

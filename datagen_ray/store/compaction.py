@@ -21,7 +21,9 @@ from datagen_ray.store.creation import open_log
 from datagen_ray.store.storage import LogStorage
 
 INDEXED_COLUMNS = ("event_id", "item_id", "root_item_id")
-ROWS_PER_FRAGMENT = 1 << 20
+ROWS_PER_FRAGMENT = 1 << 17
+"""Reading one row decodes a page of each column, and larger files have larger pages: with a million
+rows a file, a point read of five million events took 36 ms rather than 6."""
 SMALL_FRAGMENTS = 16
 """Fragments below full size that make a compaction due."""
 VERSION_RETENTION_S = 24 * 3600.0

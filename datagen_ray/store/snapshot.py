@@ -28,7 +28,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -41,9 +40,19 @@ from datagen_ray.log.values import DatagenBlobValue, blob_matches
 from datagen_ray.store import layout
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_vanished, translate
+from datagen_ray.store.levels import (
+    SCAN_BATCH_ROWS,
+    Entry,
+    Flushed,
+    Level,
+    SourceVanishedError,
+    Where,
+    batches,
+    read_error,
+    scan,
+)
 from datagen_ray.store.shard import (
     ShardManifest,
-    WalEntry,
     list_shards,
     read_latest_manifest,
     read_wal_tail,
@@ -54,28 +63,14 @@ from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
 MAX_RESTARTS = 20
 """How often a read starts again because sources vanish under it before it gives up."""
 
-_SCAN_BATCH_ROWS = 65_536
-
-
-class SourceVanishedError(StorageError):
-    """An SSTable was drained and collected between listing and reading it; read again."""
-
 
 @dataclass
 class _ShardCache:
     """What a reader holds of one shard: the manifest last seen and the tail behind it."""
 
     manifest: ShardManifest | None = None
-    entries: dict[int, WalEntry] = field(default_factory=dict)
+    entries: dict[int, Entry] = field(default_factory=dict)
     next_position: int = 1
-
-
-class Level(str, Enum):
-    """Where rows lie, from the oldest to the newest."""
-
-    BASE = "base"
-    SSTABLE = "sstable"
-    TAIL = "tail"
 
 
 @dataclass(frozen=True)
@@ -87,41 +82,45 @@ class Snapshot:
     """
 
     base: Any
-    sstables: tuple[Any, ...]
-    tail: tuple[pa.Table, ...]
+    sstables: tuple[Flushed, ...]
+    tail: tuple[Entry, ...]
     manifests: tuple[ShardManifest, ...]
 
     def pieces(
         self,
         columns: Sequence[str],
-        where: pc.Expression | None,
+        where: Where,
         *,
-        batch_rows: int = _SCAN_BATCH_ROWS,
+        batch_rows: int = SCAN_BATCH_ROWS,
     ) -> Iterator[tuple[Level, pa.Table]]:
         """Every stored row that matches, copies too, in pieces, with the level it lies on."""
-        for level, datasets in ((Level.BASE, (self.base,)), (Level.SSTABLE, self.sstables)):
-            for dataset in datasets:
-                for batch in _batches(dataset, columns, where, batch_rows):
-                    yield level, pa.Table.from_batches([batch]).select(list(columns))
-        for rows in self.tail:
-            yield Level.TAIL, _of_tail(rows, columns, where)
+        names = list(columns)
+        for batch in batches(self.base, names, where, batch_rows):
+            yield Level.BASE, pa.Table.from_batches([batch]).select(names)
+        for sstable in self.sstables:
+            if sstable.may_hold(where):
+                for batch in batches(sstable.dataset, names, where, batch_rows):
+                    yield Level.SSTABLE, pa.Table.from_batches([batch]).select(names)
+        for entry in self.tail:
+            if entry.may_hold(where):
+                yield Level.TAIL, entry.read(names, where)
 
-    def upper(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+    def upper(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows above the base table, oldest copy first, each content once."""
         wanted = _with_id(columns)
-        tables = [_scan(dataset, wanted, where) for dataset in self.sstables]
-        tables.extend(_of_tail(rows, wanted, where) for rows in self.tail)
+        tables = [scan(s.dataset, wanted, where) for s in self.sstables if s.may_hold(where)]
+        tables.extend(entry.read(wanted, where) for entry in self.tail if entry.may_hold(where))
         if not tables:
             return empty_table(wanted)
         return dedupe(pa.concat_tables(tables, promote_options="permissive"))
 
-    def read(self, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
+    def read(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows of all levels as one table; for results that fit in memory."""
         wanted = _with_id(columns)
-        tables = [_scan(self.base, wanted, where), self.upper(columns, where)]
+        tables = [scan(self.base, wanted, where), self.upper(columns, where)]
         return dedupe(pa.concat_tables(tables, promote_options="permissive")).select(list(columns))
 
-    def stream(self, columns: Sequence[str], where: pc.Expression | None) -> Iterator[pa.Table]:
+    def stream(self, columns: Sequence[str], where: Where) -> Iterator[pa.Table]:
         """The matching rows of all levels, base first, in pieces; memory holds the upper levels.
 
         Rows that stand more than once, in the base or above it, come last: once when identical
@@ -131,7 +130,7 @@ class Snapshot:
         upper = self.upper(columns, where)
         held_ids = pa.chunked_array([self.repeated_in_base(), *upper.column("event_id").chunks])
         held: list[pa.Table] = []
-        for batch in _batches(self.base, wanted, where):
+        for batch in batches(self.base, wanted, where):
             piece = pa.Table.from_batches([batch])
             if len(held_ids):
                 is_held = pc.is_in(piece.column("event_id"), value_set=held_ids)
@@ -148,7 +147,7 @@ class Snapshot:
         """The event ids that the base table holds more than once; none that our merges leave."""
 
         def pieces() -> Iterator[pa.Table]:
-            for batch in _batches(self.base, ["event_id"], None):
+            for batch in batches(self.base, ["event_id"], None):
                 yield pa.Table.from_batches([batch])
 
         return pa.array(repeated_ids(pieces), pa.string())
@@ -156,15 +155,15 @@ class Snapshot:
     def blob(self, event_id: str) -> DatagenBlobValue | None:
         """The blob of an event, its oldest copy; only that row's bytes are read."""
         where = pc.field("event_id") == event_id
-        for dataset in (self.base, *self.sstables):
-            row_ids = _scan(dataset, ["event_id"], where, row_ids=True)
+        for dataset in (self.base, *(sstable.dataset for sstable in self.sstables)):
+            row_ids = scan(dataset, ["event_id"], where, row_ids=True)
             if row_ids.num_rows:
                 first = row_ids.column("_rowid").to_pylist()[:1]
                 try:
                     return _blob(dataset._take_rows(first, columns=list(_BLOB_COLUMNS)))
                 except LANCE_ERRORS as error:
-                    raise _read_error(error, dataset) from error
-        for rows in self.tail:
+                    raise read_error(error, dataset) from error
+        for rows in (entry.rows for entry in self.tail):
             # By position, so that the bytes of other rows are not touched.
             at = pc.index(rows.column("event_id"), event_id).as_py()
             if at >= 0:
@@ -203,8 +202,8 @@ class LogReader:
         self._options = dict(storage_options or {}) or None
         self._lock = threading.Lock()
         self._shards: dict[str, _ShardCache] = {}
-        self._sstables: dict[str, Any] = {}
-        self._hidden: dict[str, pa.Table] = {}
+        self._sstables: dict[str, Flushed] = {}
+        self._hidden: dict[str, Entry] = {}
         self._base = open_log(storage.uri, storage_options)
 
     def snapshot(self) -> Snapshot:
@@ -248,10 +247,10 @@ class LogReader:
         except LANCE_ERRORS as error:
             raise translate(error, f"reading {self._storage.uri}") from error
         hidden = [self._hidden[key] for key in tables if key in self._hidden]
-        tail = (*hidden, *(rows for _, entries in views for rows in entries))
+        tail = (*hidden, *(entry for _, entries in views for entry in entries))
         return Snapshot(self._base, sstables, tail, manifests)
 
-    def _refresh_shard(self, shard: str) -> tuple[ShardManifest | None, list[pa.Table]]:
+    def _refresh_shard(self, shard: str) -> tuple[ShardManifest | None, list[Entry]]:
         cache = self._shards.setdefault(shard, _ShardCache())
         for _ in range(MAX_RESTARTS):
             manifest = read_latest_manifest(self._storage, shard, known=cache.manifest)
@@ -269,26 +268,26 @@ class LogReader:
                 cache.next_position = again.replay_after + 1
                 continue
             cache.next_position = tail.next_position
-            cache.entries.update((entry.position, entry) for entry in tail.entries)
+            for entry in tail.entries:
+                cache.entries[entry.position] = Entry(entry.rows.select(DATAGEN_SCHEMA.names))
             for position in [p for p in cache.entries if p <= manifest.replay_after]:
                 del cache.entries[position]
-            rows = [cache.entries[p].rows for p in sorted(cache.entries)]
-            return manifest, [piece.select(DATAGEN_SCHEMA.names) for piece in rows]
+            return manifest, [cache.entries[position] for position in sorted(cache.entries)]
         raise SourceVanishedError(f"shard {shard} of {self._storage.uri} keeps changing")
 
-    def _open_sstable(self, key: str) -> Any:
-        dataset = self._sstables.get(key)
-        if dataset is None:
+    def _open_sstable(self, key: str) -> Flushed:
+        sstable = self._sstables.get(key)
+        if sstable is None:
             try:
                 dataset = open_sstable(self._storage, key)
                 if has_hidden_rows(dataset):
-                    self._hidden[key] = hidden_rows(dataset)
+                    self._hidden[key] = Entry(hidden_rows(dataset))
             except LANCE_ERRORS as error:
                 if is_vanished(error):
                     raise SourceVanishedError(f"{key} was collected while it was read") from error
                 raise translate(error, f"reading {key} of {self._storage.uri}") from error
-            self._sstables[key] = dataset
-        return dataset
+            sstable = self._sstables[key] = Flushed(dataset)
+        return sstable
 
 
 def repeated_ids(pieces: Callable[[], Iterator[pa.Table]]) -> list[str]:
@@ -348,43 +347,3 @@ def _with_id(columns: Sequence[str]) -> list[str]:
 def empty_table(columns: Sequence[str]) -> pa.Table:
     """No rows, with these columns of the log."""
     return pa.schema([DATAGEN_SCHEMA.field(name) for name in columns]).empty_table()
-
-
-def _of_tail(rows: pa.Table, columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
-    """The matching rows of a WAL tail. Filtering copies, so it must not meet unwanted blobs."""
-    if where is not None:
-        if BLOB_COLUMN not in columns:
-            rows = rows.drop_columns([BLOB_COLUMN])
-        rows = rows.filter(where)
-    return rows.select(list(columns))
-
-
-def _scan(
-    dataset: Any, columns: Sequence[str], where: pc.Expression | None, *, row_ids: bool = False
-) -> pa.Table:
-    try:
-        return dataset.scanner(columns=list(columns), filter=where, with_row_id=row_ids).to_table()
-    except LANCE_ERRORS as error:
-        raise _read_error(error, dataset) from error
-
-
-def _batches(
-    dataset: Any,
-    columns: Sequence[str],
-    where: pc.Expression | None,
-    batch_rows: int = _SCAN_BATCH_ROWS,
-) -> Iterator[pa.RecordBatch]:
-    try:
-        # Reading the filtered columns first, and the others after, pays for filters that leave
-        # little. Those have an index here; the others leave much.
-        yield from dataset.scanner(
-            columns=list(columns), filter=where, batch_size=batch_rows, late_materialization=False
-        ).to_batches()
-    except LANCE_ERRORS as error:
-        raise _read_error(error, dataset) from error
-
-
-def _read_error(error: Exception, dataset: Any) -> Exception:
-    if is_vanished(error):
-        return SourceVanishedError(f"{dataset.uri} was collected while it was read")
-    return translate(error, f"reading {dataset.uri}")

@@ -33,7 +33,8 @@ from datagen_ray.log.violations import (
     row_violation,
     tree_violations,
 )
-from datagen_ray.store.snapshot import Level, Snapshot, repeated_ids, verified_blob
+from datagen_ray.store.levels import Level
+from datagen_ray.store.snapshot import Snapshot, repeated_ids, verified_blob
 
 ROWS_PER_PASS = 200_000
 """Rows held as events at once; some 200 MB."""

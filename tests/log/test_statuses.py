@@ -70,8 +70,10 @@ def test_what_the_fold_refuses_is_damaged_and_nothing_else_is(
     events: list[DatagenEvent], code: str, _ids: tuple[str, ...]
 ) -> None:
     rows = table([*SOUND, *events])
-    states = item_states(EventColumns.of([rows.select(list(STATUS_COLUMNS))]))
-    assert {i for i, bad in zip(states.ids, states.damaged, strict=True) if bad} == {"5"}
+    states = item_states(EventColumns.of([rows.select(list(STATUS_COLUMNS))], STATUS_COLUMNS))
+    assert {i for i, bad in zip(states.ids.to_pylist(), states.damaged, strict=True) if bad} == {
+        "5"
+    }
     statuses = statuses_of(rows)
     assert statuses.to_dict() == {"sound": "completed"}
     assert statuses.violations["5"].code == code

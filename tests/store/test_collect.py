@@ -12,8 +12,9 @@ import pytest
 from datagen_ray.errors import ConfigError, StorageError, WriterFencedError
 from datagen_ray.store import collect, layout
 from datagen_ray.store.collect import CollectionReport, collect_garbage
+from datagen_ray.store.levels import SourceVanishedError
 from datagen_ray.store.shard import drain_generation, read_latest_manifest
-from datagen_ray.store.snapshot import LogReader, SourceVanishedError
+from datagen_ray.store.snapshot import LogReader
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
 from tests.store.maintenance_support import (
