@@ -259,8 +259,7 @@ def root_statuses(
     codes: list[Numbers] = []
     for found, counted in ((states, ~states.damaged), (judged, _without(judged, violations))):
         # Told by the id: a stray sub-item whose row names no parent is not a root.
-        is_root = pc.invert(pc.match_substring(found.ids, "/")).to_numpy(zero_copy_only=False)
-        chosen = counted & (found.status != _NOT_STARTED) & is_root
+        chosen = counted & (found.status != _NOT_STARTED) & ~_are_paths(found.ids)
         ids.append(found.ids.filter(pa.array(chosen)))
         codes.append(found.status[chosen])
     return RootStatuses(
@@ -268,6 +267,15 @@ def root_statuses(
         np.concatenate(codes),
         {item_id: error for item_id, error in violations.items() if "/" not in item_id},
     )
+
+
+def _are_paths(ids: pa.Array) -> Marks:
+    """Which ids are those of sub-items."""
+    text = ids.buffers()[2]
+    if text is None or not (np.frombuffer(text, np.uint8) == ord("/")).any():
+        return np.zeros(len(ids), bool)
+    marks: Marks = pc.match_substring(ids, "/").to_numpy(zero_copy_only=False)
+    return marks
 
 
 def _without(states: ItemStates, violations: Mapping[str, ItemViolationError]) -> Marks:

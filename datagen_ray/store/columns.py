@@ -3,14 +3,18 @@
 A log's text columns hold few different words, and each item id many times, mostly in rows that
 follow one another. Rows are taken in piece by piece, every text becomes a number, and only the
 numbers are kept, so that memory grows with the number of events by little and with the number of
-items by their ids. Ids are numbered by Arrow, never made into Python objects.
+items by their ids. Ids are numbered by Arrow, never made into Python objects. Pieces are encoded by
+several threads, as Arrow does without the interpreter's lock, and put together in order by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +36,8 @@ EVENT_TYPES = tuple(member.value for member in DatagenEventType)
 STATUSES = tuple(member.value for member in DatagenItemStatus)
 STEP_KINDS = tuple(member.value for member in DatagenStepKind)
 KINDS = tuple(sorted(VALUE_KINDS))
+
+_MAX_THREADS = 8
 
 ABSENT = -1
 """The number of a null."""
@@ -59,49 +65,72 @@ DETAIL_COLUMNS: tuple[str, ...] = (
 FAILURE_COLUMNS: tuple[str, ...] = ("root_item_id", "run_id", "error_type")
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """One piece of a text column: ``texts[indices]`` where it is not null."""
+
+    texts: list[str]
+    indices: Numbers
+    present: Marks | None
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> _Encoded:
+        # Hashing is what costs, and many columns are mostly null.
+        present = _present(column) if column.null_count else None
+        encoded = column.drop_null().combine_chunks().dictionary_encode()
+        return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy(), present)
+
+
 class Words:
     """Numbers the different texts of one column, in order of first sight, behind the known ones."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self.texts: list[str] = list(known)
-        self.known = len(self.texts)
+        self._known = len(self.texts)
+        self._dtype = np.int8 if self._known else np.int32
         self._numbers = {text: number for number, text in enumerate(self.texts)}
         self._parts: list[Numbers] = []
 
-    def add(self, column: pa.ChunkedArray) -> None:
+    def add(self, piece: _Encoded) -> None:
         """Take in one piece of the column."""
-        self._parts.extend(self._of_chunk(chunk) for chunk in column.chunks)
+        table = np.array([self._number(text) for text in piece.texts], self._dtype)
+        found = table[piece.indices]
+        if piece.present is None:
+            self._parts.append(found)
+            return
+        numbered = np.full(len(piece.present), ABSENT, self._dtype)
+        numbered[piece.present] = found
+        self._parts.append(numbered)
 
     def numbers(self) -> Numbers:
         """One number a row of all that was taken in; :data:`ABSENT` for null."""
-        return np.concatenate(self._parts) if self._parts else np.zeros(0, np.int32)
-
-    def _of_chunk(self, chunk: Any) -> Numbers:
-        # Hashing is what costs, and many columns are mostly null.
-        texts = chunk.drop_null() if chunk.null_count else chunk
-        encoded = texts.dictionary_encode()
-        table = np.empty(len(encoded.dictionary), self._dtype)
-        for place, text in enumerate(encoded.dictionary.to_pylist()):
-            table[place] = self._number(text)
-        found: Numbers = table[encoded.indices.to_numpy()]
-        if not chunk.null_count:
-            return found
-        numbered = np.full(len(chunk), ABSENT, self._dtype)
-        numbered[chunk.is_valid().to_numpy(zero_copy_only=False)] = found
-        return numbered
-
-    @property
-    def _dtype(self) -> type[np.signedinteger[Any]]:
-        return np.int8 if self.known else np.int32
+        return np.concatenate(self._parts) if self._parts else np.zeros(0, self._dtype)
 
     def _number(self, text: str) -> int:
         number = self._numbers.get(text)
         if number is None:
-            # Words that the format does not have are few, and all the same here.
-            number = self._numbers[text] = self.known if self.known else len(self.texts)
-            if not self.known:
+            # Words that the format does not have are all the same here.
+            number = self._numbers[text] = self._known or len(self.texts)
+            if not self._known:
                 self.texts.append(text)
         return number
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """One piece of the column of item ids: each id of a run of equal neighbours, and its length."""
+
+    ids: list[pa.Array]
+    lengths: list[Numbers]
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> _Runs:
+        runs = [pc.run_end_encode(chunk) for chunk in column.chunks if len(chunk)]
+        return cls(
+            # Large: the ids of a long log may be more than 2 GB together.
+            [run.values.cast(pa.large_string()) for run in runs],
+            [np.diff(run.run_ends.to_numpy(), prepend=0) for run in runs],
+        )
 
 
 class ItemIds:
@@ -116,16 +145,11 @@ class ItemIds:
         self._numbers: list[Numbers] = []
         self._lengths: list[Numbers] = []
 
-    def add(self, column: pa.ChunkedArray) -> None:
+    def add(self, piece: _Runs) -> None:
         """Take in one piece of the column, which has no nulls."""
-        for chunk in column.chunks:
-            if len(chunk) == 0:
-                continue
-            runs = pc.run_end_encode(chunk)
-            # Large: the ids of a long log may be more than 2 GB together.
-            self._runs.append(runs.values.cast(pa.large_string()))
-            self._lengths.append(np.diff(runs.run_ends.to_numpy(), prepend=0))
-            self._run_count += len(runs.values)
+        self._runs.extend(piece.ids)
+        self._lengths.extend(piece.lengths)
+        self._run_count += sum(map(len, piece.ids))
         # What is numbered needs no text any more; doubling keeps the work in proportion.
         if self._run_count > max(self._UNNUMBERED_RUNS, len(self._ids)):
             self._number()
@@ -193,83 +217,126 @@ class EventColumns:
         :data:`DETAIL_COLUMNS`, ``parent_item_id`` and :data:`FAILURE_COLUMNS` are taken in when
         they are among them.
         """
-        given = set(columns)
-        items, kind, status = ItemIds(), Words(EVENT_TYPES), Words(STATUSES)
-        details = _Details() if given.issuperset(DETAIL_COLUMNS) else None
-        with_failures = given.issuperset(FAILURE_COLUMNS)
-        seq: list[Numbers] = []
-        newer: list[Marks] = []
-        roots: list[Marks] = []
-        failed: list[pa.Table] = []
-        for piece in pieces:
-            if piece.num_rows == 0:
-                continue
-            items.add(piece.column("item_id"))
-            kind.add(piece.column("event_type"))
-            status.add(piece.column("status"))
-            seq.append(piece.column("item_seq").to_numpy())
-            newer.append(piece.column("schema_version").to_numpy() > DATAGEN_SCHEMA_VERSION)
-            if "parent_item_id" in given:
-                roots.append(~_present(piece.column("parent_item_id")))
-            if details is not None:
-                details.add(piece)
-            if with_failures:
-                is_failed = pc.equal(piece.column("event_type"), DatagenEventType.FAILED.value)
-                failed.append(piece.select(list(FAILURE_COLUMNS)).filter(is_failed))
-        ids, item = items.numbered()
-        rows = cls(
+        given = frozenset(columns)
+        taken = _Taken()
+        for piece in in_parallel(lambda rows: _Piece.of(rows, given), pieces):
+            taken.add(piece)
+        return taken.columns(given)
+
+
+_KNOWN_WORDS: Mapping[str, tuple[str, ...]] = {
+    "event_type": EVENT_TYPES,
+    "status": STATUSES,
+    "step_kind": STEP_KINDS,
+    "value_kind": KINDS,
+}
+_WORD_COLUMNS = (*_KNOWN_WORDS, "step_name", "field_name", "field_type")
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is kept of one table."""
+
+    items: _Runs
+    words: Mapping[str, _Encoded]
+    arrays: Mapping[str, Numbers]
+    failed: pa.Table | None
+
+    @classmethod
+    def of(cls, rows: pa.Table, given: frozenset[str]) -> _Piece:
+        arrays: dict[str, Numbers] = {
+            "seq": rows.column("item_seq").to_numpy(),
+            "is_newer": rows.column("schema_version").to_numpy() > DATAGEN_SCHEMA_VERSION,
+        }
+        if "parent_item_id" in given:
+            arrays["is_root"] = ~_present(rows.column("parent_item_id"))
+        if "codec_version" in given:
+            version = rows.column("codec_version")
+            arrays["codec_version"] = version.fill_null(0).to_numpy()
+            arrays["has_codec_version"] = _present(version)
+            arrays["has_step_index"] = _present(rows.column("step_index"))
+        failed = None
+        if given.issuperset(FAILURE_COLUMNS):
+            is_failed = pc.equal(rows.column("event_type"), DatagenEventType.FAILED.value)
+            failed = rows.select(list(FAILURE_COLUMNS)).filter(is_failed)
+        return cls(
+            items=_Runs.of(rows.column("item_id")),
+            words={name: _Encoded.of(rows.column(name)) for name in _WORD_COLUMNS if name in given},
+            arrays=arrays,
+            failed=failed,
+        )
+
+
+class _Taken:
+    """All pieces together."""
+
+    def __init__(self) -> None:
+        self._items = ItemIds()
+        self._words = {name: Words(_KNOWN_WORDS.get(name, ())) for name in _WORD_COLUMNS}
+        self._arrays: defaultdict[str, list[Numbers]] = defaultdict(list)
+        self._failed: list[pa.Table] = []
+
+    def add(self, piece: _Piece) -> None:
+        self._items.add(piece.items)
+        for name, encoded in piece.words.items():
+            self._words[name].add(encoded)
+        for name, array in piece.arrays.items():
+            self._arrays[name].append(array)
+        if piece.failed is not None:
+            self._failed.append(piece.failed)
+
+    def columns(self, given: frozenset[str]) -> EventColumns:
+        ids, item = self._items.numbered()
+        rows = EventColumns(
             ids=ids,
             item=item,
-            seq=np.concatenate(seq) if seq else np.zeros(0, np.int64),
-            kind=kind.numbers().astype(np.int8, copy=False),
-            status=status.numbers().astype(np.int8, copy=False),
-            is_newer=_joined(newer),
-            details=None if details is None else details.taken(),
-            is_root=_joined(roots) if "parent_item_id" in given else None,
+            seq=self._array("seq"),
+            kind=self._words["event_type"].numbers(),
+            status=self._words["status"].numbers(),
+            is_newer=self._array("is_newer", bool),
+            details=self._details() if given.issuperset(DETAIL_COLUMNS) else None,
+            is_root=self._array("is_root", bool) if "parent_item_id" in given else None,
         )
-        if failed:
+        if self._failed:
             of_failed = item[rows.kind == EVENT_TYPES.index(DatagenEventType.FAILED.value)]
-            table = pa.concat_tables(failed, promote_options="permissive")
+            table = pa.concat_tables(self._failed, promote_options="permissive")
             rows.failed = table.append_column("item", pa.array(of_failed, pa.int32()))
         return rows
 
-
-@dataclass
-class _Details:
-    """Takes in the columns of :class:`RowDetails`."""
-
-    step_kind: Words = field(default_factory=lambda: Words(STEP_KINDS))
-    value_kind: Words = field(default_factory=lambda: Words(KINDS))
-    step_name: Words = field(default_factory=Words)
-    field_name: Words = field(default_factory=Words)
-    field_type: Words = field(default_factory=Words)
-    codec_version: list[Numbers] = field(default_factory=list)
-    has_codec_version: list[Marks] = field(default_factory=list)
-    has_step_index: list[Marks] = field(default_factory=list)
-
-    _WORDS = ("step_kind", "value_kind", "step_name", "field_name", "field_type")
-
-    def add(self, piece: pa.Table) -> None:
-        for name in self._WORDS:
-            getattr(self, name).add(piece.column(name))
-        version = piece.column("codec_version")
-        self.codec_version.append(version.fill_null(0).to_numpy())
-        self.has_codec_version.append(_present(version))
-        self.has_step_index.append(_present(piece.column("step_index")))
-
-    def taken(self) -> RowDetails:
-        versions = self.codec_version
+    def _details(self) -> RowDetails:
         return RowDetails(
-            **{name: getattr(self, name).numbers() for name in self._WORDS},
-            codec_version=np.concatenate(versions) if versions else np.zeros(0, np.int32),
-            has_codec_version=_joined(self.has_codec_version),
-            has_step_index=_joined(self.has_step_index),
-            step_names=self.step_name.texts,
+            step_kind=self._words["step_kind"].numbers(),
+            value_kind=self._words["value_kind"].numbers(),
+            step_name=self._words["step_name"].numbers(),
+            field_name=self._words["field_name"].numbers(),
+            field_type=self._words["field_type"].numbers(),
+            codec_version=self._array("codec_version"),
+            has_codec_version=self._array("has_codec_version", bool),
+            has_step_index=self._array("has_step_index", bool),
+            step_names=self._words["step_name"].texts,
         )
 
+    def _array(self, name: str, dtype: type[Any] = np.int64) -> Numbers:
+        # Popped, so that the pieces do not outlive what is made of them.
+        parts = self._arrays.pop(name, [])
+        return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
-def _joined(marks: list[Marks]) -> Marks:
-    return np.concatenate(marks) if marks else np.zeros(0, bool)
+
+_Given = TypeVar("_Given")
+_Made = TypeVar("_Made")
+
+
+def in_parallel(make: Callable[[_Given], _Made], given: Iterable[_Given]) -> Iterator[_Made]:
+    """``map(make, given)`` by a few threads; holds few of either at once, whatever their number."""
+    workers = min(os.cpu_count() or 1, _MAX_THREADS)
+    with ThreadPoolExecutor(workers, thread_name_prefix="columns") as pool:
+        under_way: deque[Future[_Made]] = deque()
+        for one in given:
+            under_way.append(pool.submit(make, one))
+            if len(under_way) > 2 * workers:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
 
 def _present(column: pa.ChunkedArray) -> Marks:
