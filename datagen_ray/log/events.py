@@ -149,7 +149,7 @@ _RFC3339 = re.compile(
     r"(?:[Zz]|([+-])(\d{2}):(\d{2}))\Z",
     re.ASCII,
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _EARLIEST = datetime.min.replace(tzinfo=timezone.utc)
 _LATEST = datetime.max.replace(tzinfo=timezone.utc)
 
@@ -217,7 +217,7 @@ def format_timestamp(moment: datetime) -> str:
 
 def timestamp_micros(moment: datetime) -> int:
     """Microseconds since the epoch, exact over the whole range of datetime."""
-    delta = moment - _EPOCH
+    delta = moment - EPOCH
     return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
 
 
@@ -227,7 +227,7 @@ def timestamp_from_micros(micros: int) -> datetime:
     Times decide nothing, so a strange one must not keep its row from being read.
     """
     try:
-        return _EPOCH + timedelta(microseconds=micros)
+        return EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         return _LATEST if micros > 0 else _EARLIEST
 

@@ -26,6 +26,10 @@ from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.values import VALUE_KINDS, DatagenValue, ValueKind, json_value
 
 _T = DatagenEventType
+# Looking a member up costs as much as the comparison; the fold does it for every event.
+_ITEM_CREATED, _TERMINAL = _T.ITEM_CREATED, _T.TERMINAL
+_STEP_STARTED, _STEP_COMPLETED = _T.STEP_STARTED, _T.STEP_COMPLETED
+_FIELD_SET, _FIELD_APPEND = _T.FIELD_SET, _T.FIELD_APPEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +198,11 @@ def order_events(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     share an ``item_seq``, or where an event was written by a newer version of the format or holds
     a word that the format does not have.
     """
+    stream = list(events)
+    if _is_plain(stream):
+        return stream
     by_id: dict[str, DatagenEvent] = {}
-    for event in events:
+    for event in stream:
         known = by_id.setdefault(event.event_id, event)
         if known is not event and known.content() != event.content():
             raise ItemViolationError(
@@ -235,6 +242,24 @@ def order_events(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
             )
         previous = event
     return ordered
+
+
+def _is_plain(stream: list[DatagenEvent]) -> bool:
+    """Whether events are in order already, each once, and hold nothing unknown; nearly all do."""
+    last = None
+    for event in stream:
+        seq, step_kind, status, value = event.item_seq, event.step_kind, event.status, event.value
+        if (
+            (last is not None and seq <= last)
+            or event.schema_version > DATAGEN_SCHEMA_VERSION
+            or type(event.event_type) is not DatagenEventType
+            or (step_kind is not None and type(step_kind) is not DatagenStepKind)
+            or (status is not None and type(status) is not DatagenItemStatus)
+            or (value is not None and value.kind not in VALUE_KINDS)
+        ):
+            return False
+        last = seq
+    return len({event.event_id for event in stream}) == len(stream)
 
 
 def _unknown_word(event: DatagenEvent) -> str | None:
@@ -279,10 +304,12 @@ def fold_datagen_events(events: Iterable[DatagenEvent]) -> FoldedDatagenItem | N
     changes codec.
     """
     ordered = order_events(events)
-    if not any(event.event_type is _T.ITEM_CREATED for event in ordered):
+    if not ordered:
         return None
     first = ordered[0]
-    if first.event_type is not _T.ITEM_CREATED:
+    if first.event_type is not _ITEM_CREATED:
+        if all(event.event_type is not _ITEM_CREATED for event in ordered):
+            return None
         raise ItemViolationError(
             f"item {first.item_id!r} has {first.event_type} at item_seq {first.item_seq}, before "
             "its ITEM_CREATED",
@@ -298,22 +325,22 @@ def fold_datagen_events(events: Iterable[DatagenEvent]) -> FoldedDatagenItem | N
     tags = first.query_tags_json
     attempt = first.attempt
     for event in ordered:
-        attempt = max(attempt, event.attempt)
-        match event.event_type:
-            case _T.ITEM_CREATED:
-                status, tags = DatagenItemStatus.RUNNING, event.query_tags_json
-            case _T.FIELD_SET | _T.FIELD_APPEND:
-                _fold_field(fields, event)
-            case _T.STEP_STARTED:
-                started.add(_position(event))
-            case _T.STEP_COMPLETED:
-                position = _position(event)
-                completed.add(position)
-                cursors.append(DatagenStepCursor(position, event.item_seq))
-            case _T.TERMINAL:
-                status = _terminal_status(event)
-            case _T.FAILED:
-                pass  # failure lens only
+        if event.attempt > attempt:
+            attempt = event.attempt
+        kind = event.event_type
+        if kind is _FIELD_SET or kind is _FIELD_APPEND:
+            _fold_field(fields, event)
+        elif kind is _STEP_COMPLETED:
+            position = _position(event)
+            completed.add(position)
+            cursors.append(DatagenStepCursor(position, event.item_seq))
+        elif kind is _STEP_STARTED:
+            started.add(_position(event))
+        elif kind is _ITEM_CREATED:
+            status, tags = DatagenItemStatus.RUNNING, event.query_tags_json
+        elif kind is _TERMINAL:
+            status = _terminal_status(event)
+        # FAILED belongs to the failure lens only.
     return FoldedDatagenItem(
         item_id=first.item_id,
         root_item_id=first.root_item_id,

@@ -6,26 +6,28 @@ metadata of ``event_id`` (the LSM primary key) are fixed.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
 from datagen_ray.log.events import (
+    EPOCH,
     DatagenEvent,
     DatagenEventType,
     DatagenItemStatus,
     DatagenStepKind,
     timestamp_from_micros,
-    timestamp_micros,
 )
 from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 
 _TEXT = pa.string()
 _LONG_TEXT = pa.large_string()
 _TIME = pa.timestamp("us", tz="UTC")
+_SINCE_EPOCH = pa.duration("us")
 
 DATAGEN_SCHEMA: pa.Schema = pa.schema(
     [
@@ -102,7 +104,7 @@ _PLAIN_COLUMNS = (
     "traceback",
     "schema_version",
 )
-_plain_columns = attrgetter(*_PLAIN_COLUMNS)
+_row_of = attrgetter(*_PLAIN_COLUMNS, "event_ts", "value")
 _RAW_COLUMN = {
     "int": "value_i64",
     "float": "value_f64",
@@ -111,41 +113,75 @@ _RAW_COLUMN = {
     "json": "value_json",
     "blob": BLOB_COLUMN,
 }
+_EVENT_FIELDS = tuple(field.name for field in fields(DatagenEvent))
 _VALUE_COLUMNS = ("value_kind", *_RAW_COLUMN.values(), "payload_size", "payload_checksum")
+
+
+_FIELDS = tuple((field.name, field.type) for field in DATAGEN_SCHEMA)
+_REPEATABLE = frozenset(
+    name
+    for name, type_ in _FIELDS
+    if name in _PLAIN_COLUMNS and type_ in (_TEXT, pa.int32(), pa.int64())
+)
+_REPEATED_FROM = 32
+"""From so many rows on, looking for columns that hold one value only pays."""
 
 
 def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
     """One record batch with a row for each event, in order; shape ``(len(events), 34)``."""
     count = len(events)
-    rows = map(_plain_columns, events)
-    columns: dict[str, Sequence[Any]] = dict(
-        zip(_PLAIN_COLUMNS, zip(*rows, strict=True), strict=False)  # without events no columns
-    )
-    values: dict[str, list[Any]] = defaultdict(lambda: [None] * count)
-    for row, event in enumerate(events):
-        value = event.value
-        if value is None:
-            continue
-        values["value_kind"][row] = value.kind
-        raw = value.raw
-        if isinstance(raw, DatagenBlobValue):
-            values[BLOB_COLUMN][row] = raw.bytes
-            values["payload_size"][row] = raw.size
-            values["payload_checksum"][row] = raw.checksum
-        elif value.kind in _RAW_COLUMN:  # else a word of another version, which has no column
-            values[_RAW_COLUMN[value.kind]][row] = raw
-    columns.update(values)
-    columns["event_ts"] = [timestamp_micros(event.event_ts) for event in events]
-    arrays = [_array(columns.get(field.name), field.type, count) for field in DATAGEN_SCHEMA]
+    if not count:
+        return pa.RecordBatch.from_pylist([], schema=DATAGEN_SCHEMA)
+    *plain, times, values = zip(*map(_row_of, events), strict=True)
+    columns: dict[str, Sequence[Any]] = dict(zip(_PLAIN_COLUMNS, plain, strict=True))
+    columns.update(_value_columns(values))
+    arrays = [
+        _times(times) if name == "event_ts" else _array(name, columns.get(name), type_, count)
+        for name, type_ in _FIELDS
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=DATAGEN_SCHEMA)
 
 
-def _array(column: Sequence[Any] | None, type_: pa.DataType, count: int) -> pa.Array:
-    """A column as an array; columns without a value, which most are, cost next to nothing."""
-    if column is None or column.count(None) == count:
+def _value_columns(values: Sequence[DatagenValue | None]) -> dict[str, list[Any]]:
+    """The columns that the values of a batch use: mostly their kind and that of one kind."""
+    kinds = [None if value is None else value.kind for value in values]
+    columns: dict[str, list[Any]] = {"value_kind": kinds}
+    for kind in set(kinds):
+        if kind is None or kind not in _RAW_COLUMN:
+            continue  # no value, or a word of another version, which has no column
+        raws = [value.raw if value is not None and value.kind == kind else None for value in values]
+        if kind != "blob":
+            columns[_RAW_COLUMN[kind]] = raws
+            continue
+        blobs = [raw if isinstance(raw, DatagenBlobValue) else _NO_BLOB for raw in raws]
+        columns[BLOB_COLUMN] = [blob.bytes for blob in blobs]
+        columns["payload_size"] = [blob.size for blob in blobs]
+        columns["payload_checksum"] = [blob.checksum for blob in blobs]
+    return columns
+
+
+_NO_BLOB = DatagenBlobValue(None)
+
+
+def _times(moments: Sequence[datetime]) -> pa.Array:
+    """Times as an array: as what has passed since the epoch, which Arrow reads far quicker."""
+    return pa.array([moment - EPOCH for moment in moments], _SINCE_EPOCH).view(_TIME)
+
+
+def _array(name: str, column: Sequence[Any] | None, type_: pa.DataType, count: int) -> pa.Array:
+    """A column as an array; one without a value, which most are, costs next to nothing.
+
+    Nor does one that holds the same in every row, such as the run's id.
+    """
+    if column is None:
         return pa.nulls(count, type_)
-    if type_ == _TIME:
-        return pa.array(column, pa.int64()).cast(_TIME)
+    first = column[0]
+    if first is column[-1]:
+        if first is None:
+            if column.count(None) == count:
+                return pa.nulls(count, type_)
+        elif count >= _REPEATED_FROM and name in _REPEATABLE and column.count(first) == count:
+            return pa.repeat(pa.scalar(first, type_), count)
     return pa.array(column, type_)
 
 
@@ -156,25 +192,25 @@ def decode_batch(batch: pa.RecordBatch | pa.Table) -> list[DatagenEvent]:
     does not know stays the stored string, which the fold of that item refuses.
     """
     names = set(batch.schema.names)
-    columns = {name: batch.column(name).to_pylist() for name in _PLAIN_COLUMNS}
+    columns = {name: _column(batch, name) for name in _PLAIN_COLUMNS}
     columns["event_type"] = _members(columns["event_type"], DatagenEventType)
     columns["step_kind"] = _members(columns["step_kind"], DatagenStepKind)
     columns["status"] = _members(columns["status"], DatagenItemStatus)
-    columns["event_ts"] = [
-        timestamp_from_micros(micros)
-        for micros in batch.column("event_ts").cast(pa.int64()).to_pylist()
-    ]
-    value_columns = {
-        name: batch.column(name).to_pylist() for name in _VALUE_COLUMNS if name in names
-    }
+    columns["event_ts"] = list(
+        map(timestamp_from_micros, batch.column("event_ts").cast(pa.int64()).to_pylist())
+    )
+    values = {name: _column(batch, name) for name in _VALUE_COLUMNS if name in names}
     columns["value"] = [
-        None if kind is None else _value(kind, row, value_columns)
-        for row, kind in enumerate(value_columns["value_kind"])
+        None if kind is None else _value(kind, row, values)
+        for row, kind in enumerate(values["value_kind"])
     ]
-    names_in_order = tuple(columns)
-    return [
-        DatagenEvent.as_stored(names_in_order, row) for row in zip(*columns.values(), strict=True)
-    ]
+    return list(map(DatagenEvent.of_row, *(columns[name] for name in _EVENT_FIELDS)))
+
+
+def _column(batch: pa.RecordBatch | pa.Table, name: str) -> list[Any]:
+    column = batch.column(name)
+    # Most columns of most batches are null throughout.
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
 
 
 def _members(stored: Iterable[str | None], enum: type[Any]) -> list[Any]:

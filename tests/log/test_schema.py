@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import timezone
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
@@ -54,6 +54,24 @@ def test_events_come_back_from_a_batch_exactly() -> None:
     assert batch.schema.equals(DATAGEN_SCHEMA, check_metadata=True)
     assert decode_batch(batch) == EVENTS
     assert decode_batch(pa.Table.from_batches([batch, batch])) == EVENTS * 2
+
+
+def test_large_batches_come_back_exactly_whatever_their_columns_repeat() -> None:
+    alike = [field_set(7, "x", event_id="same") for _ in range(100)]
+    for odd in EVENTS:
+        for place in (0, 50, 99):
+            events = [*alike[:place], odd, *alike[place + 1 :]]
+            assert decode_batch(encode_events(events)) == events
+    assert decode_batch(encode_events(alike)) == alike
+    assert decode_batch(encode_events(EVENTS * 10)) == EVENTS * 10
+
+
+def test_the_first_and_the_last_time_come_back() -> None:
+    events = [
+        created(event_ts=moment.replace(tzinfo=timezone.utc))
+        for moment in (datetime.min, datetime.max)
+    ]
+    assert decode_batch(encode_events(events)) == events
 
 
 def test_blobs_are_lazy_where_their_column_was_not_read() -> None:
