@@ -60,7 +60,9 @@ class WorkerActor:
         context = ray.get_runtime_context()
         shared: SharedNames = config.shared or SharedNames()
         self._drain_s = config.drain_s
+        self._slot = config.slot
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._worker = Worker(
             config,
             load_pipeline=cloudpickle.loads,
@@ -72,6 +74,8 @@ class WorkerActor:
 
     async def start(self) -> WorkerReport:
         self._loop = asyncio.get_running_loop()
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave_when_abandoned())
         return await self._worker.start()
 
     async def offer(self, chunk: Sequence[Assignment], acknowledged: int) -> None:
@@ -85,6 +89,13 @@ class WorkerActor:
 
     async def stop(self, grace_s: float) -> None:
         await self._worker.drain(grace_s)
+
+    async def _leave_when_abandoned(self) -> None:
+        """End a process that can do no more and that the driver does not reach to end it."""
+        reason = await self._worker.abandoned()
+        _LOGGER.error("%s was left alone and ends: %s", self._slot, reason)
+        # At once: an end in order would wait for a cluster that is not there.
+        os._exit(1)
 
     def __ray_shutdown__(self) -> None:
         # Ray calls this on its main thread while the event loop of the actor's methods still runs.

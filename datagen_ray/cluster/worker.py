@@ -20,6 +20,7 @@ itself: only its driver may start it anew.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -66,11 +67,16 @@ from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.store.runs import check_not_superseded
 from datagen_ray.store.store import DatagenStore
 
+_LOGGER = logging.getLogger("datagen_ray.cluster")
+
 POLL_S = 0.5
 """How long a ``collect`` waits for an outcome. Short, since Ray lets pending calls end before it
 ends an actor that was sent SIGTERM."""
 CLEANUP_S = 60.0
 """How often the worker's own flushed rows are merged into the base table, at the least."""
+ABANDONED_S = 10.0
+"""How long a worker that cannot go on stays to tell the driver why. One that is cut off from its
+cluster is asked no more, and Ray may need minutes to find out."""
 LINGER_S = 0.005
 """How long a ``collect`` that has an outcome waits for more, so that fast roots share a reply."""
 
@@ -133,6 +139,8 @@ class Worker:
         self._outcomes: deque[Outcome] = deque()
         self._first = 1
         self._news = asyncio.Event()
+        self._halted = asyncio.Event()
+        self._asked_at_s = 0.0
         self._closing: asyncio.Task[None] | None = None
 
     async def start(self) -> WorkerReport:
@@ -283,9 +291,21 @@ class Worker:
     def state(self) -> WorkerState:
         return self._state
 
+    async def abandoned(self) -> str:
+        """Returns once the worker has halted and nobody has asked it for a while: why it halted.
+
+        Its process can only end then. Nothing that is left in it could be acknowledged.
+        """
+        await self._halted.wait()
+        loop = asyncio.get_running_loop()
+        while (left_s := self._asked_at_s + ABANDONED_S - loop.time()) > 0:
+            await asyncio.sleep(left_s)
+        return self._reason or self._state.value
+
     def _ready(self) -> DatagenStore:
         if self._store is None:
             raise NotStartedError(f"worker {self._config.slot} has not claimed its shard")
+        self._asked_at_s = asyncio.get_running_loop().time()
         return self._store
 
     def _forget(self, acknowledged: int) -> None:
@@ -376,6 +396,9 @@ class Worker:
             return
         self._state = state
         self._reason = _one_line(error)
+        self._asked_at_s = asyncio.get_running_loop().time()
+        self._halted.set()
+        _LOGGER.error("%s stops, %s: %s", self._config.slot, state.value, self._reason)
         if state is WorkerState.FENCED:
             self._metrics.fenced()
             self._publish_now({})  # the process may be ended any moment

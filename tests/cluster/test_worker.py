@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
+from datagen_ray.cluster import worker as worker_module
 from datagen_ray.cluster.messages import (
     Assignment,
     Collected,
@@ -185,6 +187,56 @@ def test_a_worker_whose_shard_was_claimed_says_so_and_acknowledges_nothing(
         with DatagenStore.open(work.log_uri, read_only=True) as store:
             assert not store.overview().violations
             assert store.overview().completed == 1
+
+    to_end(scene())
+
+
+def test_a_fenced_worker_that_nobody_asks_is_abandoned_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_module, "ABANDONED_S", 0)
+
+    async def scene() -> None:
+        work = Work(tmp_path)
+        zombie = work.worker("zombie")
+        await zombie.start()
+        abandoned = asyncio.ensure_future(zombie.abandoned())
+        await zombie.offer(fresh("a"), 0)
+        while not work.ran:
+            await asyncio.sleep(0)
+        successor = work.worker("successor")
+        await successor.start()
+        assert not abandoned.done(), "nothing was refused yet, so it may be the owner still"
+        work.gate.set()
+        reason = await abandoned
+        assert reason.startswith("WriterFencedError: another writer")
+        assert f"worker-0 stops, fenced: {reason}" in caplog.text
+        await zombie.drain(1)
+        await successor.drain(1)
+
+    to_end(scene())
+
+
+def test_a_halted_worker_that_is_asked_is_not_abandoned_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "ABANDONED_S", math.inf)
+
+    async def scene() -> None:
+        work = Work(tmp_path)
+        work.gate.set()
+        zombie = work.worker("zombie")
+        await zombie.start()
+        abandoned = asyncio.ensure_future(zombie.abandoned())
+        successor = work.worker("successor")
+        await successor.start()
+        await zombie.offer(fresh("a"), 0)
+        while (await zombie.collect(0)).state is not WorkerState.FENCED:
+            pass
+        assert not abandoned.done()
+        abandoned.cancel()
+        await zombie.drain(1)
+        await successor.drain(1)
 
     to_end(scene())
 

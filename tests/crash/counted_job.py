@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from datagen_ray.cli.main import status_of
@@ -62,8 +62,11 @@ class CountedJob:
         }
         self.env = {**os.environ, **self.variables}
 
-    def start(self, *more: str) -> Session:
-        return Session([*self._command, *more], self.env, self.folder / "output")
+    def start(
+        self, *more: str, inside: Callable[[list[str]], list[str]] = lambda command: command
+    ) -> Session:
+        """Start the run; ``inside`` makes of its command one that runs it elsewhere."""
+        return Session(inside([*self._command, *more]), self.env, self.folder / "output")
 
     def run_here(self, pipeline: Pipeline) -> None:
         """The undisturbed run, in this process. Its counting follows this process's variables."""
