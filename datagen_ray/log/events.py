@@ -7,6 +7,7 @@ the log's columns as keys, with the six ``value_*`` columns folded into ``value`
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
@@ -354,7 +355,7 @@ class DatagenEvent(_Composed):
         """Where in the pipeline the event belongs; None when it names no step."""
         if self.step_name is None or self.step_kind is None or self.step_index is None:
             return None
-        return DatagenStreamPosition(
+        return _position(
             self.step_name,
             self.step_kind,
             self.step_index,
@@ -468,6 +469,9 @@ class DatagenEvent(_Composed):
             "schema_version": self.schema_version,
         }
 
+
+# A pipeline has few positions and a log names each of them in millions of rows.
+_position = functools.lru_cache(maxsize=4096)(DatagenStreamPosition)
 
 _OpenRow: Any = make_dataclass(
     "_OpenRow",

@@ -512,7 +512,7 @@ def fold_tree(events: Iterable[DatagenEvent]) -> DatagenItemTree:
             continue
         if item is not None:
             items[item_id] = item
-    ordered = sorted(items, key=tree_order)
+    ordered = sorted(items, key=tree_order) if len(items) > 1 else list(items)
     children: dict[str, list[str]] = {item_id: [] for item_id in ordered}
     roots: list[str] = []
     for item_id in ordered:

@@ -56,7 +56,12 @@ class Keys:
 
     @cached_property
     def hashes(self) -> _Hashes:
-        return np.fromiter(map(hash, self.ids), np.int64, len(self.ids))
+        """Sorted."""
+        return _sorted_hashes(self.ids)
+
+
+def _sorted_hashes(ids: Sequence[str]) -> _Hashes:
+    return np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
 
 
 Where: TypeAlias = "pc.Expression | Keys | None"
@@ -80,13 +85,13 @@ class _HeldKeys:
             return True
         held = self._sorted.get(where.column)
         if held is None:
-            texts = pc.unique(ids(where.column)).to_pylist()
-            held = np.sort(np.fromiter(map(hash, texts), np.int64, len(texts)))
+            held = _sorted_hashes(pc.unique(ids(where.column)).to_pylist())
             self._sorted[where.column] = held
-        if len(held) == 0:
+        few, many = sorted((held, where.hashes), key=len)
+        if len(few) == 0:
             return False
-        places = np.searchsorted(held, where.hashes)
-        return bool((held[np.minimum(places, len(held) - 1)] == where.hashes).any())
+        places = np.searchsorted(many, few)
+        return bool((many[np.minimum(places, len(many) - 1)] == few).any())
 
 
 @dataclass(frozen=True, eq=False)

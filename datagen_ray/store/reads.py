@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,6 +40,7 @@ from datagen_ray.store.bulk import (
     root_statuses,
 )
 from datagen_ray.store.columns import LIFECYCLE_COLUMNS
+from datagen_ray.store.gc_pause import collection_paused
 from datagen_ray.store.levels import KeyColumn, Keys, SourceVanishedError, Where
 from datagen_ray.store.lookup import DatagenItemLookup, Found, NeverStarted, look_up
 from datagen_ray.store.snapshot import (
@@ -52,9 +54,12 @@ from datagen_ray.store.snapshot import (
 from datagen_ray.store.verify import LogReport, verify_snapshot
 
 _Read = TypeVar("_Read")
+_Made = TypeVar("_Made")
 
 MAX_INDEXED_IDS = 500
 """Ids that are always looked up through the index, whatever the size of the log."""
+
+_EVENTS_AT_ONCE = 4096
 
 ROWS_PER_LOOKUP = 100
 """Rows of the base table that a pass takes in while an index finds one id; measured, 65 to 100."""
@@ -124,23 +129,19 @@ class LogReads:
     ) -> dict[str, list[DatagenEvent]]:
         """As :meth:`events_for_root` for many roots in one pass; every id asked for is a key."""
         grouped: dict[str, list[DatagenEvent]] = {_key(root_id): [] for root_id in root_ids}
-        for event in self._events_in("root_item_id", list(grouped)):
-            grouped[event.root_item_id].append(event)
-        return grouped
+        return {**grouped, **self._made_of("root_item_id", list(grouped), lambda events: events)}
 
     def fold_items(self, item_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemLookup]:
         """As :meth:`fold_item` for many items in one pass; every id asked for is a key."""
         lookups: dict[str, DatagenItemLookup] = {
             _key(item_id): NeverStarted() for item_id in item_ids
         }
-        for item_id, stream in group_by_item(self._events_in("item_id", list(lookups))).items():
-            lookups[item_id] = look_up(stream)
-        return lookups
+        return {**lookups, **self._made_of("item_id", list(lookups), look_up)}
 
     def fold_roots(self, root_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemTree]:
         """As :meth:`item_tree` for many roots in one pass; every id asked for is a key."""
-        grouped = self.events_for_roots(root_ids)
-        return {root_id: fold_tree(events) for root_id, events in grouped.items()}
+        trees = dict.fromkeys(map(_key, root_ids), fold_tree(()))
+        return {**trees, **self._made_of("root_item_id", list(trees), fold_tree)}
 
     def root_item_statuses(
         self,
@@ -295,6 +296,32 @@ class LogReads:
 
     def _events_in(self, column: KeyColumn, ids: list[str]) -> list[DatagenEvent]:
         return sorted(decode_batch(self._table_in(EVENT_COLUMNS, column, ids)), key=_event_order)
+
+    def _made_of(
+        self, column: KeyColumn, ids: list[str], make: Callable[[list[DatagenEvent]], _Made]
+    ) -> dict[str, _Made]:
+        """For each id what ``make`` makes of the events, in order, whose ``column`` it is.
+
+        Ids without events are left out. Rows become events a few thousand at a time.
+        """
+        rows = self._table_in(EVENT_COLUMNS, column, ids)
+        keys = rows.column(column).combine_chunks().dictionary_encode().indices.to_numpy()
+        order = np.argsort(keys, kind="stable")
+        rows, keys = rows.take(order), keys[order]
+        ends = [*(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
+        made: dict[str, _Made] = {}
+        first = 0
+        for end in ends:
+            if end - first < _EVENTS_AT_ONCE and end != len(keys):
+                continue
+            with collection_paused():
+                streams: dict[str, list[DatagenEvent]] = {}
+                for event in decode_batch(rows.slice(first, end - first)):
+                    streams.setdefault(getattr(event, column), []).append(event)
+                for key, stream in streams.items():
+                    made[key] = make(sorted(stream, key=_event_order))
+            first = end
+        return made
 
     def _table_in(self, columns: Sequence[str], column: KeyColumn, ids: list[str]) -> pa.Table:
         """The rows whose ``column`` is one of ``ids``, whatever their number, each content once."""

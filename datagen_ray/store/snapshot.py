@@ -85,6 +85,8 @@ class Snapshot:
     sstables: tuple[Flushed, ...]
     tail: tuple[Entry, ...]
     manifests: tuple[ShardManifest, ...]
+    repeated: dict[int, pa.Array] = field(default_factory=dict, repr=False)
+    """What :meth:`repeated_in_base` found, by version of the base table; snapshots share it."""
 
     def pieces(
         self,
@@ -150,7 +152,10 @@ class Snapshot:
             for batch in batches(self.base, ["event_id"], None):
                 yield pa.Table.from_batches([batch])
 
-        return pa.array(repeated_ids(pieces), pa.string())
+        version = self.base.version
+        if version not in self.repeated:
+            self.repeated[version] = pa.array(repeated_ids(pieces), pa.string())
+        return self.repeated[version]
 
     def blob(self, event_id: str) -> DatagenBlobValue | None:
         """The blob of an event, its oldest copy; only that row's bytes are read."""
@@ -204,6 +209,7 @@ class LogReader:
         self._shards: dict[str, _ShardCache] = {}
         self._sstables: dict[str, Flushed] = {}
         self._hidden: dict[str, Entry] = {}
+        self._repeated: dict[int, pa.Array] = {}
         self._base = open_log(storage.uri, storage_options)
 
     def snapshot(self) -> Snapshot:
@@ -248,7 +254,9 @@ class LogReader:
             raise translate(error, f"reading {self._storage.uri}") from error
         hidden = [self._hidden[key] for key in tables if key in self._hidden]
         tail = (*hidden, *(entry for _, entries in views for entry in entries))
-        return Snapshot(self._base, sstables, tail, manifests)
+        for older in [version for version in self._repeated if version < self._base.version]:
+            self._repeated.pop(older, None)
+        return Snapshot(self._base, sstables, tail, manifests, self._repeated)
 
     def _refresh_shard(self, shard: str) -> tuple[ShardManifest | None, list[Entry]]:
         cache = self._shards.setdefault(shard, _ShardCache())

@@ -18,7 +18,7 @@ from datagen_ray.store.bulk import (
     overview,
     root_statuses,
 )
-from datagen_ray.store.columns import EventColumns
+from datagen_ray.store.columns import LIFECYCLE_COLUMNS, EventColumns
 from datagen_ray.store.snapshot import dedupe
 from tests.log.builders import completed, created, field_append, field_set, row, stored, terminal
 from tests.log.test_fold import VIOLATIONS
@@ -111,6 +111,41 @@ def test_what_never_started_has_no_status() -> None:
     assert list(statuses) == ["sound"]
     assert "5" not in statuses
     assert len(statuses) == 1
+
+
+def test_statuses_come_in_columns_too() -> None:
+    statuses = statuses_of(table([*SOUND, created(1, "5"), created(1, "6"), terminal(2, "6")]))
+    assert statuses.to_arrow().to_pylist() == [
+        {"item_id": "sound", "status": "completed"},
+        {"item_id": "5", "status": "running"},
+        {"item_id": "6", "status": "completed"},
+    ]
+    assert statuses.counts() == {"running": 1, "completed": 2, "filtered": 0}
+    assert statuses.is_terminated("6")
+    assert statuses.status("none") is None
+    assert dict(statuses) == {"sound": "completed", "5": "running", "6": "completed"}
+
+
+@pytest.mark.parametrize(
+    ("events", "seen"),
+    [
+        ([created(1), field_set(2, 1), field_append(3, "x")], False),
+        ([created(1), stored(completed(2), step_name=None)], False),
+        ([completed(1), created(2)], True),
+        ([created(1), terminal(2, status="filtered"), stored(terminal(2), event_id="z")], True),
+        ([created(1), stored(completed(2), event_type="MERGED")], True),
+        ([stored(created(1), schema_version=3)], True),
+    ],
+)
+def test_the_lifecycle_alone_shows_no_damage_of_steps_and_fields(
+    events: list[DatagenEvent], seen: bool
+) -> None:
+    rows = table([*SOUND, *events])
+    pieces = [rows.select(list(LIFECYCLE_COLUMNS))]
+    statuses = root_statuses(pieces, exact(rows), LIFECYCLE_COLUMNS)
+    assert set(statuses.violations) == ({"5"} if seen else set())
+    assert statuses.status("5") == (None if seen else "running")
+    assert statuses.status("sound") == "completed"
 
 
 def test_nothing_has_no_statuses() -> None:
