@@ -13,8 +13,12 @@ import pytest
 
 from datagen_ray.cli.main import status_of
 from datagen_ray.log.events import DatagenEventType
+from datagen_ray.pipeline.local import run_local
 from datagen_ray.store.store import DatagenStore
 from jobs import io_prediction
+from jobs.io_pipeline import make_pipeline, row_of
+from jobs.output import write_rows
+from jobs.stdlib_functions import discover
 from tests.cluster.ray_head import RayHead
 from tests.crash.processes import wait_until
 
@@ -22,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 REPOSITORY = Path(io_prediction.__file__).parents[1]
 # More than one worker runs at once, so that when the first ends others have not begun.
-LIMIT = 90
+LIMIT = 72
 BEFORE_STOP = 1
 
 
@@ -60,6 +64,22 @@ def roots_done(log: Path) -> int:
     with DatagenStore.open(str(log), read_only=True) as store:
         statuses = store.root_item_statuses()
         return sum(statuses.is_terminated(root_id) for root_id in statuses)
+
+
+def undisturbed_rows(folder: Path) -> str:
+    """The rows of a run of the same functions in this process, without Ray and without a stop."""
+    functions = io_prediction.select(discover(), LIMIT)
+    summary = run_local(
+        make_pipeline(0),
+        [row_of(each) for each in functions],
+        key="function",
+        root=folder / "root",
+        experiment="calm",
+        fsync=False,
+    )
+    assert summary.failed == 0
+    rows = io_prediction.completed_rows(summary.log_uri)
+    return Path(write_rows(rows, folder, "calm").jsonl).read_text()
 
 
 def waited(head: RayHead, name: str, condition: Callable[[], bool], what: str) -> None:
@@ -112,7 +132,9 @@ def test_a_job_that_is_stopped_and_submitted_again_ends_and_runs_no_durable_step
                     steps[row["item_id"], row["step_name"], row["step_index"]] += 1
     assert found.completed + found.filtered == LIMIT
     assert max(steps.values()) == 1
-    assert (root / "io_prediction" / "seed-0.jsonl").stat().st_size > 0
+    rows = (root / "io_prediction" / "seed-0.jsonl").read_text()
+    assert rows.count("\n") > LIMIT
+    assert rows == undisturbed_rows(tmp_path / "calm")
 
 
 @pytest.mark.parametrize(
