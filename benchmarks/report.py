@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("datagen-ray", "pylance", "pyarrow", "ray", "lance-context")
+PACKAGES = ("datagen-ray", "pylance", "pyarrow", "ray", "lance-context", "dbos")
 
 
 @dataclass
@@ -43,8 +43,11 @@ class Report:
             table.add_row(row["what"], f"{row['value']:,.2f}", row["unit"], ratio, row["against"])
         Console(width=110).print(table)
         if json_file is not None:
-            data = {"benchmark": self.name, "machine": machine(), "rows": self.rows}
-            json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            self.write(json_file)
+
+    def write(self, json_file: Path) -> None:
+        data = {"benchmark": self.name, "machine": machine(), "rows": self.rows}
+        json_file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:

@@ -471,7 +471,7 @@ class DatagenEvent(_Composed):
 
 
 # A pipeline has few positions and a log names each of them in millions of rows.
-_position = functools.lru_cache(maxsize=4096)(DatagenStreamPosition)
+_position = functools.lru_cache(maxsize=4096, typed=True)(DatagenStreamPosition)
 
 _OpenRow: Any = make_dataclass(
     "_OpenRow",

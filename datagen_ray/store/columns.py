@@ -9,12 +9,10 @@ several threads, as Arrow does without the interpreter's lock, and put together 
 
 from __future__ import annotations
 
-import os
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +26,7 @@ from datagen_ray.log.events import (
     DatagenStepKind,
 )
 from datagen_ray.log.values import VALUE_KINDS
+from datagen_ray.store.parallel import in_parallel
 
 Numbers: TypeAlias = "npt.NDArray[Any]"
 Marks: TypeAlias = "npt.NDArray[np.bool_]"
@@ -36,8 +35,6 @@ EVENT_TYPES = tuple(member.value for member in DatagenEventType)
 STATUSES = tuple(member.value for member in DatagenItemStatus)
 STEP_KINDS = tuple(member.value for member in DatagenStepKind)
 KINDS = tuple(sorted(VALUE_KINDS))
-
-_MAX_THREADS = 8
 
 ABSENT = -1
 """The number of a null."""
@@ -320,23 +317,6 @@ class _Taken:
         # Popped, so that the pieces do not outlive what is made of them.
         parts = self._arrays.pop(name, [])
         return np.concatenate(parts) if parts else np.zeros(0, dtype)
-
-
-_Given = TypeVar("_Given")
-_Made = TypeVar("_Made")
-
-
-def in_parallel(make: Callable[[_Given], _Made], given: Iterable[_Given]) -> Iterator[_Made]:
-    """``map(make, given)`` by a few threads; holds few of either at once, whatever their number."""
-    workers = min(os.cpu_count() or 1, _MAX_THREADS)
-    with ThreadPoolExecutor(workers, thread_name_prefix="columns") as pool:
-        under_way: deque[Future[_Made]] = deque()
-        for one in given:
-            under_way.append(pool.submit(make, one))
-            if len(under_way) > 2 * workers:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
 
 
 def _present(column: pa.ChunkedArray) -> Marks:

@@ -9,7 +9,7 @@ the others, where a scan that finds nothing takes about two milliseconds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from datagen_ray.errors import StorageError
 from datagen_ray.log.schema import BLOB_COLUMN
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_vanished, translate
+from datagen_ray.store.parallel import all_in_parallel
 
 SCAN_BATCH_ROWS = 65_536
 
@@ -73,21 +74,20 @@ def expression_of(where: Where) -> pc.Expression | None:
     return where.expression if isinstance(where, Keys) else where
 
 
-class _HeldKeys:
-    """The hashes of the ids that one immutable part holds, made when first asked for."""
+_KEY_COLUMNS: tuple[KeyColumn, ...] = ("item_id", "root_item_id")
 
-    def __init__(self) -> None:
-        self._sorted: dict[str, _Hashes] = {}
 
-    def may_hold(self, where: Where, ids: Any) -> bool:
-        """Whether a part can have rows of ``where``; ``ids()`` reads its column of ids."""
-        if not isinstance(where, Keys):
-            return True
-        held = self._sorted.get(where.column)
-        if held is None:
-            held = _sorted_hashes(pc.unique(ids(where.column)).to_pylist())
-            self._sorted[where.column] = held
-        few, many = sorted((held, where.hashes), key=len)
+class HeldKeys:
+    """The sorted hashes of the ids that one immutable part holds."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._sorted = {
+            name: _sorted_hashes(pc.unique(rows.column(name)).to_pylist()) for name in _KEY_COLUMNS
+        }
+
+    def may_hold(self, keys: Keys) -> bool:
+        """Whether the part can have rows of ``keys``."""
+        few, many = sorted((self._sorted[keys.column], keys.hashes), key=len)
         if len(few) == 0:
             return False
         places = np.searchsorted(many, few)
@@ -99,10 +99,13 @@ class Entry:
     """Rows in memory: a WAL entry, or those that an SSTable hides."""
 
     rows: pa.Table
-    _keys: _HeldKeys = field(default_factory=_HeldKeys, repr=False)
+
+    @cached_property
+    def keys(self) -> HeldKeys:
+        return HeldKeys(self.rows)
 
     def may_hold(self, where: Where) -> bool:
-        return self._keys.may_hold(where, self.rows.column)
+        return not isinstance(where, Keys) or self.keys.may_hold(where)
 
     def read(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows. Filtering copies, so it must not meet unwanted blobs."""
@@ -119,12 +122,21 @@ class Flushed:
     """One SSTable: an immutable ``lance.LanceDataset``."""
 
     dataset: Any
-    _keys: _HeldKeys = field(default_factory=_HeldKeys, repr=False)
+
+    @cached_property
+    def keys(self) -> HeldKeys:
+        return HeldKeys(scan(self.dataset, _KEY_COLUMNS, None))
 
     def may_hold(self, where: Where) -> bool:
-        return self._keys.may_hold(
-            where, lambda column: scan(self.dataset, [column], None).column(column)
-        )
+        return not isinstance(where, Keys) or self.keys.may_hold(where)
+
+
+def holding(sstables: Sequence[Flushed], where: Where) -> list[Flushed]:
+    """The SSTables that can hold matching rows. Raises what reading one raises."""
+    if isinstance(where, Keys):
+        unread = [sstable for sstable in sstables if "keys" not in vars(sstable)]
+        all_in_parallel(lambda sstable: sstable.keys, unread)
+    return [sstable for sstable in sstables if sstable.may_hold(where)]
 
 
 def scan(dataset: Any, columns: Sequence[str], where: Where, *, row_ids: bool = False) -> pa.Table:

@@ -48,9 +48,11 @@ from datagen_ray.store.levels import (
     SourceVanishedError,
     Where,
     batches,
+    holding,
     read_error,
     scan,
 )
+from datagen_ray.store.parallel import all_in_parallel
 from datagen_ray.store.shard import (
     ShardManifest,
     list_shards,
@@ -99,10 +101,9 @@ class Snapshot:
         names = list(columns)
         for batch in batches(self.base, names, where, batch_rows):
             yield Level.BASE, pa.Table.from_batches([batch]).select(names)
-        for sstable in self.sstables:
-            if sstable.may_hold(where):
-                for batch in batches(sstable.dataset, names, where, batch_rows):
-                    yield Level.SSTABLE, pa.Table.from_batches([batch]).select(names)
+        for sstable in holding(self.sstables, where):
+            for batch in batches(sstable.dataset, names, where, batch_rows):
+                yield Level.SSTABLE, pa.Table.from_batches([batch]).select(names)
         for entry in self.tail:
             if entry.may_hold(where):
                 yield Level.TAIL, entry.read(names, where)
@@ -110,7 +111,9 @@ class Snapshot:
     def upper(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows above the base table, oldest copy first, each content once."""
         wanted = _with_id(columns)
-        tables = [scan(s.dataset, wanted, where) for s in self.sstables if s.may_hold(where)]
+        tables = all_in_parallel(
+            lambda sstable: scan(sstable.dataset, wanted, where), holding(self.sstables, where)
+        )
         tables.extend(entry.read(wanted, where) for entry in self.tail if entry.may_hold(where))
         if not tables:
             return empty_table(wanted)
@@ -245,7 +248,8 @@ class LogReader:
         for stale in set(self._sstables).difference(tables):
             del self._sstables[stale]
             self._hidden.pop(stale, None)
-        sstables = tuple(self._open_sstable(key) for key in tables)
+        all_in_parallel(self._open_sstable, [key for key in tables if key not in self._sstables])
+        sstables = tuple(self._sstables[key] for key in tables)
         try:
             # A new handle for a new version: the old one may be in use by an earlier snapshot.
             if self._base.latest_version != self._base.version:
@@ -283,19 +287,16 @@ class LogReader:
             return manifest, [cache.entries[position] for position in sorted(cache.entries)]
         raise SourceVanishedError(f"shard {shard} of {self._storage.uri} keeps changing")
 
-    def _open_sstable(self, key: str) -> Flushed:
-        sstable = self._sstables.get(key)
-        if sstable is None:
-            try:
-                dataset = open_sstable(self._storage, key)
-                if has_hidden_rows(dataset):
-                    self._hidden[key] = Entry(hidden_rows(dataset))
-            except LANCE_ERRORS as error:
-                if is_vanished(error):
-                    raise SourceVanishedError(f"{key} was collected while it was read") from error
-                raise translate(error, f"reading {key} of {self._storage.uri}") from error
-            sstable = self._sstables[key] = Flushed(dataset)
-        return sstable
+    def _open_sstable(self, key: str) -> None:
+        try:
+            dataset = open_sstable(self._storage, key)
+            if has_hidden_rows(dataset):
+                self._hidden[key] = Entry(hidden_rows(dataset))
+        except LANCE_ERRORS as error:
+            if is_vanished(error):
+                raise SourceVanishedError(f"{key} was collected while it was read") from error
+            raise translate(error, f"reading {key} of {self._storage.uri}") from error
+        self._sstables[key] = Flushed(dataset)
 
 
 def repeated_ids(pieces: Callable[[], Iterator[pa.Table]]) -> list[str]:

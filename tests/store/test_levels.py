@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from datagen_ray import DatagenStore
-from datagen_ray.store import columns, levels, snapshot
-from datagen_ray.store.columns import ItemIds, in_parallel
+from datagen_ray.log.schema import DATAGEN_SCHEMA
+from datagen_ray.store import columns, levels, parallel, snapshot
+from datagen_ray.store.columns import ItemIds
 from datagen_ray.store.levels import Entry, Keys
+from datagen_ray.store.parallel import in_parallel
 from tests.log.builders import completed, created, field_set
 
 SSTABLES = 5
@@ -87,11 +89,9 @@ def test_keys_are_found_whichever_side_is_the_longer() -> None:
     for _ in range(200):
         held = rng.sample(ids, rng.choice([1, 5, 500]))
         asked = rng.sample(ids, rng.choice([1, 5, 500]))
-        entry = Entry(pa.table({"item_id": held}))
+        entry = Entry(pa.table({"item_id": held, "root_item_id": held}))
         assert entry.may_hold(Keys("item_id", tuple(asked))) == bool(set(held) & set(asked))
-    assert not Entry(pa.table({"item_id": pa.array([], pa.string())})).may_hold(
-        Keys("item_id", ("a",))
-    )
+    assert not Entry(DATAGEN_SCHEMA.empty_table()).may_hold(Keys("item_id", ("a",)))
 
 
 def test_ids_are_numbered_in_order_of_first_sight_however_often_they_are_put_together(
@@ -129,10 +129,10 @@ def test_pieces_come_in_order_and_few_are_held_at_once() -> None:
 
     made = in_parallel(make, pieces())
     assert next(made) == 0
-    assert taken <= 2 * columns._MAX_THREADS + 2
+    assert taken <= 2 * parallel.MAX_THREADS + 2
     assert list(made) == [number * 2 for number in range(1, 200)]
     assert names
-    assert all(name.startswith("columns") for name in names)
+    assert all(name.startswith("log-bulk") for name in names)
 
 
 def test_an_error_of_one_piece_is_raised() -> None:
