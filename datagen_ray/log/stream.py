@@ -7,6 +7,7 @@ It stores nothing. What it returns goes to an append; a call that it refuses use
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from datagen_ray.clock import Clock, utc_now
@@ -215,6 +216,7 @@ class DatagenStreamWriter:
         self._check_step(DatagenEventType.STEP_COMPLETED, position, count=len(fields) + 1)
         shapes = self._checked_fields(fields)
         checkpoint_id = self._checkpoint_id(position)
+        moment = in_utc(self._now())
         events = [
             self._event(
                 DatagenEventType.FIELD_SET if update.op == "set" else DatagenEventType.FIELD_APPEND,
@@ -226,6 +228,7 @@ class DatagenStreamWriter:
                 field_type=update.field_type,
                 codec_version=update.codec_version,
                 value=update.value,
+                moment=moment,
             )
             for offset, update in enumerate(fields)
         ]
@@ -235,6 +238,7 @@ class DatagenStreamWriter:
                 checkpoint_id=checkpoint_id,
                 seq=self._next_item_seq + len(fields),
                 position=position,
+                moment=moment,
             )
         )
         self._shapes.update(shapes)
@@ -386,6 +390,7 @@ class DatagenStreamWriter:
         error_type: str | None = None,
         error_dump: str | None = None,
         traceback: str | None = None,
+        moment: datetime | None = None,
     ) -> DatagenEvent:
         return DatagenEvent.composed(
             datagen_event_id(self._item_id, checkpoint_id, ordinal),
@@ -412,6 +417,6 @@ class DatagenStreamWriter:
             error_type,
             error_dump,
             traceback,
-            in_utc(self._now()),
+            in_utc(self._now()) if moment is None else moment,
             DATAGEN_SCHEMA_VERSION,
         )

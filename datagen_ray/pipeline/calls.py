@@ -87,7 +87,7 @@ class UserCode:
         runner = self._runners[id(step)]
         retry = step.options.retry
         if retry is None:
-            return await runner.once(item, make_context(0))
+            return await runner.once(item, make_context(0) if runner.needs_ctx else None)
         calls = 0
 
         async def once(number: int) -> Any:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from datagen_ray.errors import ConfigError, StorageError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.pipeline.sink import EventSink
+
+if TYPE_CHECKING:
+    _Future = asyncio.Future[None]
+else:
+    _Future = asyncio.Future  # the class itself, as a base, is not subscripted at run time
 
 
 @dataclass
@@ -20,11 +26,23 @@ class Tally:
     failures: int = 0
 
 
+class _Known(_Future):
+    """Resolves once an outcome is known. A cancelled task waits for it all the same.
+
+    The numbers of the rows are used up, and whoever runs the item next has to be able to read
+    what became of them. The task's cancellation is raised when the wait is over.
+    """
+
+    def cancel(self, msg: Any = None) -> bool:  # noqa: ARG002 - the signature of a future
+        return False
+
+
 class Emitter:
     """Hands batches to the sink; each is waited for, now or by a later :meth:`settle`, or queued.
 
     A result is emitted, and waited for before user code is called again: where an item ends with
-    it, its end is in the log with one wait for both.
+    it, its end is in the log with one wait for both. What is queued goes with the batch that
+    follows it, at the latest before user code is called.
 
     Once a batch is not known to be durable, every later call raises the same error: the stream
     must write nothing more until somebody has claimed the shard and read the log.
@@ -34,67 +52,65 @@ class Emitter:
         self._sink = sink
         self._tally = tally
         self._broken: BaseException | None = None
+        self._held: list[DatagenEvent] = []
+        self._held_checkpoints = 0
         self._unsettled: asyncio.Future[None] | None = None
+        self._waiter: _Known | None = None
 
     def check(self) -> None:
-        """Raise what became of a queued batch, if that was an error."""
+        """Raise what became of a batch, if that was an error."""
         if self._broken is not None:
             raise self._broken
 
-    def _append(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+    def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
+        """Hand the batch over soon, without waiting: the shard writes in order."""
         self.check()
-        try:
-            return asyncio.ensure_future(self._sink.append_async(events))
-        except ConfigError as error:
-            # The sink was closed under a walk: nothing that the item could be blamed for.
-            raise StorageError(f"the log cannot be written to any more: {error}") from error
+        self._held += events
+        self._held_checkpoints += checkpoint
 
     def emit(self, events: Sequence[DatagenEvent]) -> None:
         """Hand over a checkpoint that has to be durable before user code is called again."""
-        self._unsettled = self._queued(events, checkpoint=True)
+        self._unsettled = self._append(events, 1)
 
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
-        future, self._unsettled = self._unsettled, None
-        if future is not None:
-            # Also of one that is done: the callback that notes its error may not have run yet.
-            await self._outcome(future)
+        if self._held:
+            self._append((), 0)
+        await self._outcome()
+
+    async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
+        """Return when the batch, and so all before it, is durable."""
+        self._unsettled = self._append(events, int(checkpoint))
+        await self._outcome()
+
+    def _append(self, events: Sequence[DatagenEvent], checkpoints: int) -> asyncio.Future[None]:
+        """Hand over what is held and the events behind it, as one batch."""
         self.check()
-
-    def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
-        """Hand the batch over without waiting: the shard writes in order."""
-        self._queued(events, checkpoint=checkpoint)
-
-    def _queued(self, events: Sequence[DatagenEvent], *, checkpoint: bool) -> asyncio.Future[None]:
-        future = self._append(events)
+        try:
+            future = asyncio.ensure_future(self._sink.append_async([*self._held, *events]))
+        except ConfigError as error:
+            # The sink was closed under a walk: nothing that the item could be blamed for.
+            raise StorageError(f"the log cannot be written to any more: {error}") from error
+        checkpoints += self._held_checkpoints
+        self._held = []
+        self._held_checkpoints = 0
 
         def settled(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
             if error is not None:
                 self._broken = self._broken or error
-            elif checkpoint:
-                self._tally.checkpoints += 1
+            else:
+                self._tally.checkpoints += checkpoints
+            if self._unsettled is done:
+                self._unsettled = None
+                if self._waiter is not None and not self._waiter.done():
+                    self._waiter.set_result(None)
 
         future.add_done_callback(settled)
         return future
 
-    async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
-        """Return when the batch, and so all before it, is durable."""
-        await self._outcome(self._append(events))
-        self._unsettled = None
+    async def _outcome(self) -> None:
+        if self._unsettled is not None:
+            self._waiter = _Known(loop=asyncio.get_running_loop())
+            await self._waiter
         self.check()
-        if checkpoint:
-            self._tally.checkpoints += 1
-
-    async def _outcome(self, future: asyncio.Future[None]) -> None:
-        """Wait until it is known, also when cancelled.
-
-        The numbers of the rows are used up, and whoever runs the item next has to be able to read
-        what became of them.
-        """
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not future.done():
-                await asyncio.wait([future])
-            raise

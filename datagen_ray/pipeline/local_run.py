@@ -16,7 +16,7 @@ from typing import Any
 
 from datagen_ray.clock import Clock, new_run_id, utc_now
 from datagen_ray.errors import DamagedLogError
-from datagen_ray.log.events import DatagenEvent
+from datagen_ray.log.events import DatagenEvent, DatagenItemStatus
 from datagen_ray.pipeline.calls import Sleep
 from datagen_ray.pipeline.environment import Observe
 from datagen_ray.pipeline.executor import Executor, RootResult, RootTask
@@ -181,7 +181,7 @@ class LocalRun:
     ) -> None:
         statuses = await asyncio.to_thread(store.root_item_statuses)
         if self.changed:
-            open_roots = sum(not statuses.is_terminated(root_id) for root_id in statuses)
+            open_roots = statuses.counts()[DatagenItemStatus.RUNNING.value]
             _LOGGER.warning("%d running roots were begun by another pipeline", open_roots)
         slots = asyncio.Semaphore(self.concurrency)
         running: set[asyncio.Task[None]] = set()
@@ -229,8 +229,8 @@ class LocalRun:
             yield chunk
         left: list[tuple[str, Mapping[str, Any] | None]] = [
             (root_id, None)
-            for root_id in statuses
-            if root_id not in seen and not statuses.is_terminated(root_id)
+            for root_id in statuses.with_status(DatagenItemStatus.RUNNING)
+            if root_id not in seen
         ]
         for start in range(0, len(left), _CHUNK_ROWS):
             yield left[start : start + _CHUNK_ROWS]

@@ -56,11 +56,26 @@ class Runner:
             else None
         )
 
-    async def once(self, item: Item, ctx: StepContext) -> Any:
-        """One call for one item, which may share the call with others."""
-        if self._batcher is not None:
-            return await self._batcher.submit(item, ctx)
-        return await self._permitted((item,), ctx)
+        self.needs_ctx = self.shape.takes_ctx or self._batcher is not None
+        self._is_direct = (
+            self._is_plain
+            and self._batcher is None
+            and self._remote is None
+            and self.shape.is_async
+            and options.timeout_s is None
+        )
+
+    def once(self, item: Item, ctx: StepContext | None) -> Awaitable[Any]:
+        """One call for one item, which may share the call with others.
+
+        ``ctx`` may be None where the step does not need it.
+        """
+        if self._is_direct:
+            # What most steps are; each coroutine on the way would be entered at every wake-up.
+            return call_async(self.function(item, **self._keywords(ctx)))
+        if self._batcher is not None and ctx is not None:
+            return self._batcher.submit(item, ctx)
+        return self._permitted((item,), ctx)
 
     async def _call_batch(self, items: list[Any], contexts: list[StepContext]) -> Any:
         return await self._permitted((items,), contexts)
@@ -82,7 +97,7 @@ class Runner:
 
     async def _timed(self, args: tuple[Any, ...], ctx: Any) -> Any:
         timeout_s = self.step.options.timeout_s
-        keywords = {"ctx": ctx} if self.shape.takes_ctx else {}
+        keywords = self._keywords(ctx)
         try:
             if self._remote is not None:
                 sent = await _sent(args)
@@ -97,6 +112,9 @@ class Runner:
             if timeout_s is None or str(error):
                 raise
             raise TimeoutError(f"no result within timeout_s={timeout_s:g}") from error
+
+    def _keywords(self, ctx: Any) -> dict[str, Any]:
+        return {"ctx": ctx} if self.shape.takes_ctx else {}
 
 
 def gate_of(step: Step, holder: Holder) -> Gate | None:

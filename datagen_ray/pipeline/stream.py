@@ -95,6 +95,8 @@ class Stream:
 
     async def item_or_fail(self, position: DatagenStreamPosition) -> Item:
         """The item for user code at ``position``."""
+        if not self.env.reader.types.has_blob_codecs:
+            return Item(self._cells, self.env.reader, self._parent)
         try:
             return await self.item()
         except (InputError, OwnTrouble) as error:

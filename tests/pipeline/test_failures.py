@@ -272,7 +272,7 @@ def test_dropped_failures_do_not_exhaust() -> None:
 def test_storage_errors_are_raised_and_never_recorded() -> None:
     log = ListLog()
     with pytest.raises(WriterFencedError):
-        asyncio.run(run_once(Pipeline("p", [ok]), log, {}, sink=ListSink(log, limit=2)))
+        asyncio.run(run_once(Pipeline("p", [ok]), log, {}, sink=ListSink(log, limit=1)))
     assert not failed(log)
 
 
@@ -401,7 +401,7 @@ def test_no_user_code_is_called_on_top_of_a_result_that_was_not_written(more: st
         "reducer": MapReduce("m", split=lambda item: [], each=bad, reduce=lambda r: never()),
     }
     log = ListLog()
-    sink = ListSink(log, limit=2)
+    sink = ListSink(log, limit=1)
     with pytest.raises(WriterFencedError):
         asyncio.run(run_once(Pipeline("p", [ok, following[more]]), log, {}, sink=sink))
     assert rows(log) == ["STEP_STARTED p[0] (sequence)"]
@@ -489,7 +489,7 @@ def test_trouble_of_this_log_under_a_blob_is_no_failure_of_the_item(is_async: bo
     pipeline = Pipeline("p", [shoot, coroutine if is_async else plain])
     log = ListLog()
     with pytest.raises(WriterFencedError):
-        asyncio.run(run_once(pipeline, log, {}, sink=ListSink(log, limit=3)))
+        asyncio.run(run_once(pipeline, log, {}, sink=ListSink(log, limit=2)))
     log.load = Unreachable().load  # type: ignore[method-assign]
     with pytest.raises(StorageError, match="does not answer"):
         rerun(pipeline, log)

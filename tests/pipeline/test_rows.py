@@ -43,6 +43,7 @@ def test_an_item_is_born_in_one_append() -> None:
         "FIELD_SET",
         "FIELD_SET",
         "STEP_COMPLETED",
+        "STEP_STARTED",  # of the frame, which is queued and goes along
     ]
     assert rows(log, births=True)[:4] == [
         "ITEM_CREATED",
@@ -60,13 +61,16 @@ def test_leaf_writes_its_fields_and_a_completion_in_one_append() -> None:
         "STEP_COMPLETED a[0] (leaf in p)",
         "STEP_COMPLETED b[1] (leaf in p)",
     )
-    assert [len(batch) for batch in log.batches] == [2, 1, 3, 1, 1, 1]
+    assert [len(batch) for batch in log.batches] == [3, 3, 1, 2]
 
 
-def test_terminal_is_a_row_of_its_own() -> None:
-    _, log = run(Pipeline("p", [setter("a")]))
-    assert len(log.batches[-1]) == 1
-    assert log.batches[-1][0].event_type is DatagenEventType.TERMINAL
+def test_the_end_is_written_with_the_frames_that_it_closes_and_is_the_last_row() -> None:
+    _, log = run(Pipeline("p", Sequence("outer", [Sequence("inner", [setter("a")])])))
+    assert [str(event.event_type) for event in log.batches[-1]] == [
+        "STEP_COMPLETED",
+        "STEP_COMPLETED",
+        "TERMINAL",
+    ]
 
 
 def test_a_single_step_is_a_pipeline() -> None:
@@ -207,7 +211,7 @@ def test_map_reduce_writes_only_the_reduced_fields() -> None:
         "TERMINAL = completed",
     ]
     births = [b for b in log.batches if b[0].event_type is DatagenEventType.ITEM_CREATED]
-    assert [len(batch) for batch in births] == [3, 6]
+    assert [len(batch) for batch in births] == [4, 6]
     assert log.fields()["sum"] == 21
 
 

@@ -1,0 +1,144 @@
+"""The rows of one stream on their way to the sink: what goes together, what is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from datagen_ray.errors import ConfigError, InvalidEventError, StorageError
+from datagen_ray.log.events import DatagenEvent
+from datagen_ray.pipeline.emitter import Emitter, Tally
+from tests.log.builders import created
+
+A, B, C, D = (created(seq) for seq in (1, 2, 3, 4))
+
+
+class HeldSink:
+    """Keeps every batch until the test says what becomes of it."""
+
+    writer_epoch = "slot:1"
+
+    def __init__(self) -> None:
+        self.batches: list[list[DatagenEvent]] = []
+        self.futures: list[asyncio.Future[None]] = []
+        self.refuse: Exception | None = None
+
+    def append_async(self, events: Sequence[DatagenEvent]) -> asyncio.Future[None]:
+        if self.refuse is not None:
+            raise self.refuse
+        self.batches.append(list(events))
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return self.futures[-1]
+
+
+def trial(
+    test: Callable[[Emitter, HeldSink, Tally], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    def run() -> None:
+        sink, tally = HeldSink(), Tally()
+        asyncio.run(test(Emitter(sink, tally), sink, tally))
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@trial
+async def test_queued_rows_go_with_what_follows_them(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A], checkpoint=True)
+    emitter.queue([B])
+    assert not sink.batches
+    emitter.emit([C])
+    assert sink.batches == [[A, B, C]]
+    sink.futures[0].set_result(None)
+    await emitter.settle()
+    assert tally.checkpoints == 2
+
+
+@trial
+async def test_queued_rows_are_handed_over_before_user_code_runs_and_not_waited_for(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A], checkpoint=True)
+    await emitter.settle()
+    assert sink.batches == [[A]]
+    assert tally.checkpoints == 0
+
+
+@trial
+async def test_an_emitted_result_is_waited_for_also_behind_queued_rows(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.emit([A])
+    emitter.queue([B])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
+    assert sink.batches == [[A], [B]]
+    assert not settled.done()
+    sink.futures[0].set_result(None)
+    await settled
+    assert tally.checkpoints == 1
+
+
+@trial
+async def test_a_cancelled_wait_goes_on_until_the_outcome_is_known(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    waiting = asyncio.ensure_future(emitter.commit([A], checkpoint=True))
+    await turns()
+    waiting.cancel()
+    await turns()
+    assert not waiting.done()
+    assert not sink.futures[0].cancelled()
+    sink.futures[0].set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert tally.checkpoints == 1
+
+
+@trial
+async def test_nothing_is_handed_over_after_a_batch_that_failed(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.emit([A])
+    emitter.queue([B])
+    sink.futures[0].set_exception(StorageError("full"))
+    with pytest.raises(StorageError):
+        await emitter.settle()
+    for call in (lambda: emitter.queue([C]), lambda: emitter.emit([C]), emitter.check):
+        with pytest.raises(StorageError, match="full"):
+            call()
+    with pytest.raises(StorageError, match="full"):
+        await emitter.commit([D])
+    assert tally.checkpoints == 0
+
+
+@trial
+async def test_rows_that_are_refused_do_not_take_queued_rows_with_them(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A])
+    sink.refuse = InvalidEventError("too large", code="x")
+    with pytest.raises(InvalidEventError):
+        emitter.emit([B])
+    sink.refuse = None
+    emitter.emit([C])
+    assert sink.batches == [[A, C]]
+
+
+@trial
+async def test_a_closed_sink_is_trouble_of_the_storage(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    sink.refuse = ConfigError("closed")
+    with pytest.raises(StorageError, match="cannot be written to any more"):
+        emitter.emit([A])
