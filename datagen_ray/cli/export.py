@@ -64,10 +64,7 @@ def export(
         raise ConfigError(f"--to {to!r} is a folder; name a file")
     with open_log(log_uri, storage_option) as store:
         statuses = store.root_item_statuses()
-        ids = sorted(
-            (each for each in statuses if statuses.status(each) is DatagenItemStatus.COMPLETED),
-            key=by_value,
-        )
+        ids = sorted(statuses.with_status(DatagenItemStatus.COMPLETED), key=by_value)
         for item_id, error in sorted(statuses.violations.items()):
             typer.echo(f"left out, damaged: {item_id}: {error}", err=True)
         rows = _Rows(store, ids)

@@ -32,6 +32,7 @@ from datagen_ray.cluster.shared_actors import SharedActors, cpus_for_steps
 from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
 from datagen_ray.errors import ConfigError, DatagenError, SourceError
+from datagen_ray.log.events import DatagenItemStatus
 from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
@@ -258,9 +259,7 @@ class LogStatuses:
         return root_id in self._statuses or root_id in self._statuses.violations
 
     def running(self) -> Iterator[str]:
-        for root_id in self._statuses:
-            if not self._statuses.is_terminated(root_id):
-                yield root_id
+        return iter(self._statuses.with_status(DatagenItemStatus.RUNNING))
 
 
 def import_paths() -> tuple[str, ...]:
@@ -350,7 +349,7 @@ def _report_changes(
     said.note(f"the pipeline changed since run {previous.run_id}:")
     for change in tree_changes(previous.pipeline_tree, pipeline.tree()):
         said.note(f"  {change}")
-    running = sum(not statuses.is_terminated(root_id) for root_id in statuses)
+    running = statuses.counts()[DatagenItemStatus.RUNNING.value]
     said.note(
         f"  running roots that were begun before: {running}; roots that ended stay as they are"
     )

@@ -235,6 +235,12 @@ class RootStatuses(Mapping[str, DatagenItemStatus]):
             if status is not DatagenItemStatus.FAILED
         }
 
+    def with_status(self, status: DatagenItemStatus) -> list[str]:
+        """The ids of the roots that have it."""
+        having = pa.array(self.codes == _STATUSES.index(status))
+        found: list[str] = self.ids.filter(having).to_pylist()
+        return found
+
     def to_arrow(self) -> pa.Table:
         """Two columns: ``item_id``, and ``status`` as a dictionary of strings."""
         words = pa.array([status.value for status in _STATUSES])

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from datagen_ray import DatagenEvent, ItemViolationError, fold_datagen_events
+from datagen_ray import DatagenEvent, DatagenItemStatus, ItemViolationError, fold_datagen_events
 from datagen_ray.log.fold import group_by_item
 from datagen_ray.log.schema import DATAGEN_SCHEMA, decode_batch, encode_events
 from datagen_ray.store.bulk import (
@@ -122,6 +122,7 @@ def test_statuses_come_in_columns_too() -> None:
     ]
     assert statuses.counts() == {"running": 1, "completed": 2, "filtered": 0}
     assert statuses.is_terminated("6")
+    assert statuses.with_status(DatagenItemStatus.RUNNING) == ["5"]
     assert statuses.status("none") is None
     assert dict(statuses) == {"sound": "completed", "5": "running", "6": "completed"}
 
