@@ -44,8 +44,10 @@ from datagen_ray.store.runs import (
     RunTerm,
     begin_run,
     check_not_superseded,
+    check_roots_by,
     claim_all_shards,
     latest_run,
+    roots_by,
 )
 from datagen_ray.store.store import DatagenStore
 
@@ -135,6 +137,7 @@ def run(
     said.phase("taking over the log")
     with DatagenStore.open(uri, storage_options=storage_options, fsync=fsync) as store:
         previous = latest_run(uri, storage_options)
+        check_roots_by(previous, key)
         term = begin_run(
             uri,
             run_id,
@@ -142,6 +145,7 @@ def run(
             fingerprint=fingerprint,
             storage_options=storage_options,
             origin=f"{socket.gethostname()}:{os.getpid()}",
+            roots_by=roots_by(key),
             fsync=fsync,
         )
         claim_all_shards(uri, storage_options, fsync=fsync)

@@ -27,8 +27,10 @@ from datagen_ray.store.bulk import RootStatuses
 from datagen_ray.store.runs import (
     begin_run,
     check_not_superseded,
+    check_roots_by,
     claim_all_shards,
     latest_run,
+    roots_by,
 )
 from datagen_ray.store.store import DatagenStore
 
@@ -143,6 +145,7 @@ class LocalRun:
         """Claim first, then see that no later run exists, and only then let anybody read."""
         DatagenStore.open(self.uri, storage_options=self.storage_options, fsync=self.fsync).close()
         previous = latest_run(self.uri, self.storage_options)
+        check_roots_by(previous, self.key)
         term = begin_run(
             self.uri,
             run_id,
@@ -150,6 +153,7 @@ class LocalRun:
             fingerprint=fingerprint,
             storage_options=self.storage_options,
             origin=f"run_local, process {os.getpid()}",
+            roots_by=roots_by(self.key),
             fsync=self.fsync,
         )
         self.changed = previous is not None and previous.fingerprint != fingerprint

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from datagen_ray.clock import Clock, utc_now
-from datagen_ray.errors import DamagedLogError, RunSupersededError, StorageError
+from datagen_ray.errors import ConfigError, DamagedLogError, RunSupersededError, StorageError
 from datagen_ray.store import layout
 from datagen_ray.store.claim import ClosedClaim, claim_all_shards
 from datagen_ray.store.storage import LogStorage
@@ -23,9 +23,11 @@ __all__ = [
     "RunTerm",
     "begin_run",
     "check_not_superseded",
+    "check_roots_by",
     "claim_all_shards",
     "latest_run",
     "list_runs",
+    "roots_by",
 ]
 
 _MAX_RACES = 1000
@@ -36,6 +38,7 @@ class RunTerm:
     """One run's place in the order. ``pipeline_tree`` is any JSON value that describes its steps.
 
     ``origin`` says from where the run was started, ``started_at`` when (RFC 3339, UTC).
+    ``roots_by`` says what names its roots, see :func:`roots_by`; empty where it is not known.
     """
 
     term: int
@@ -44,6 +47,26 @@ class RunTerm:
     fingerprint: str = ""
     started_at: str = ""
     origin: str = ""
+    roots_by: str = ""
+
+
+def roots_by(key: str | None) -> str:
+    """What names the roots of a run: a column of its source, or, without one, row numbers."""
+    return "row numbers" if key is None else f"the column {key!r}"
+
+
+def check_roots_by(previous: RunTerm | None, key: str | None) -> None:
+    """Raise ConfigError if an experiment's roots were named by something else before.
+
+    The rows of the source would all be new roots, run once more beside those that are there.
+    """
+    if previous is None or previous.roots_by in ("", roots_by(key)):
+        return
+    raise ConfigError(
+        f"the roots of this experiment are named by {previous.roots_by} (run {previous.run_id}), "
+        f"and now by {roots_by(key)}: every row would be run again under another id; keep the key, "
+        "or choose another experiment"
+    )
 
 
 def begin_run(
@@ -54,6 +77,7 @@ def begin_run(
     fingerprint: str,
     storage_options: Mapping[str, str] | None = None,
     origin: str,
+    roots_by: str = "",
     now: Clock = utc_now,
     fsync: bool = True,
 ) -> RunTerm:
@@ -66,7 +90,7 @@ def begin_run(
     term = max(_terms(storage), default=0)
     for _ in range(_MAX_RACES):
         term += 1
-        run = RunTerm(term, run_id, pipeline_tree, fingerprint, started_at, origin)
+        run = RunTerm(term, run_id, pipeline_tree, fingerprint, started_at, origin, roots_by)
         text = json.dumps(_to_dict(run), sort_keys=True, indent=1, ensure_ascii=False)
         if storage.put_if_absent(layout.run_key(term), text.encode()):
             return run
@@ -127,6 +151,7 @@ def _to_dict(run: RunTerm) -> dict[str, Any]:
         "fingerprint": run.fingerprint,
         "started_at": run.started_at,
         "origin": run.origin,
+        "roots_by": run.roots_by,
     }
 
 
@@ -143,6 +168,7 @@ def _read(storage: LogStorage, term: int) -> RunTerm | None:
             str(data.get("fingerprint", "")),
             str(data.get("started_at", "")),
             str(data.get("origin", "")),
+            str(data.get("roots_by", "")),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedLogError(

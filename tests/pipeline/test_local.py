@@ -18,6 +18,7 @@ from datagen_ray.pipeline.local import run_local
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.layout import log_uri
+from datagen_ray.store.runs import list_runs
 from datagen_ray.store.store import DatagenStore
 from tests.pipeline.grammar import impossible
 from tests.pipeline.local_program import Calls, make_pipeline
@@ -229,3 +230,21 @@ def test_an_error_in_set_up_reaches_the_caller_and_the_log_stays_usable(tmp_path
     with pytest.raises(ValueError, match="no such model"):
         run_local(Pipeline("p", [Model()]), TWO, **options)
     assert run_local(flaky([]), TWO, **options).completed == 2
+
+
+def test_a_second_run_with_another_key_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    def answer(_: Any) -> dict[str, str]:
+        return {"answer": "42"}
+
+    pipeline = Pipeline("keyed", [step(answer)])
+    rows = [{"url": "a", "id": "1"}, {"url": "b", "id": "2"}]
+    run_local(pipeline, rows, root=tmp_path, experiment="e", key="id")
+    uri = log_uri(str(tmp_path), "keyed", "e")
+    before = all_events(uri)
+    for key in ("url", None):
+        with pytest.raises(ConfigError, match="are named by the column 'id'"):
+            run_local(pipeline, rows, root=tmp_path, experiment="e", key=key)
+    assert all_events(uri) == before
+    assert len(list_runs(uri)) == 1

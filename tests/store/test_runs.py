@@ -5,15 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from datagen_ray.errors import DamagedLogError, RunSupersededError, WriterFencedError
+from datagen_ray.errors import (
+    ConfigError,
+    DamagedLogError,
+    RunSupersededError,
+    WriterFencedError,
+)
 from datagen_ray.store import layout
 from datagen_ray.store.runs import (
     RunTerm,
     begin_run,
     check_not_superseded,
+    check_roots_by,
     claim_all_shards,
     latest_run,
     list_runs,
+    roots_by,
 )
 from datagen_ray.store.shard import read_latest_manifest
 from datagen_ray.store.storage import LogStorage
@@ -114,3 +121,23 @@ def test_claiming_all_shards_fences_every_writer_and_flushes_its_tail(uri):
 
 def test_a_log_without_shards_has_none_to_claim(uri):
     assert claim_all_shards(uri) == []
+
+
+def test_runs_that_name_roots_by_other_means_are_refused(uri):
+    check_roots_by(None, "id")
+    begin(uri, "unknown")
+    check_roots_by(latest_run(uri), "id")
+    for number, (named, refused) in enumerate([("id", (None, "url")), (None, ("id",))]):
+        begin_run(
+            uri,
+            str(number),
+            pipeline_tree=None,
+            fingerprint="",
+            origin="",
+            roots_by=roots_by(named),
+        )
+        previous = latest_run(uri)
+        check_roots_by(previous, named)
+        for other in refused:
+            with pytest.raises(ConfigError, match="another experiment"):
+                check_roots_by(previous, other)
