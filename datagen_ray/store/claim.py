@@ -98,25 +98,16 @@ def claim_shard(
             if type(failure) is StorageError:
                 _look_for_damage(storage, shard)
             raise failure from error
-        before = _shorten_tail(dataset, shard, storage, limits)
+        before = _shorten_tail(uri, dataset, shard, storage, limits, own_epochs is None)
         try:
             writer = _open_writer(dataset, shard, limits)
         except LANCE_ERRORS as second:
             raise translate(second, doing) from second
     crash_point("after_claim")
     manifest = _claimed(storage, shard, uri, before)
-    last_position = probe_wal(storage, shard, manifest.replay_after)
     if before and own_epochs is None:
-        last_position = _end_tail(storage, shard, manifest)
-        if _misses_rows(writer, storage, manifest):
-            # Dropped and not closed: a close would flush, and say that the tail is in the SSTable.
-            del writer
-            try:
-                writer = _open_writer(open_log(uri, storage_options), shard, limits)
-            except LANCE_ERRORS as error:
-                raise translate(error, doing) from error
-            manifest = _claimed(storage, shard, uri, manifest.writer_epoch)
-            last_position = probe_wal(storage, shard, manifest.replay_after)
+        writer, manifest = _whole(uri, shard, storage, writer, manifest, limits)
+    last_position = probe_wal(storage, shard, manifest.replay_after)
     if storage.fsync:
         sync_shard(storage, shard, manifest, last_position)
     crash_point("after_claim_sync")
@@ -135,7 +126,31 @@ def _claimed(storage: LogStorage, shard: str, uri: str, before: int) -> ShardMan
     return manifest
 
 
-def _end_tail(storage: LogStorage, shard: str, manifest: ShardManifest) -> int:
+def _whole(
+    uri: str,
+    shard: str,
+    storage: LogStorage,
+    writer: Any,
+    manifest: ShardManifest,
+    limits: MemTableLimits,
+) -> tuple[Any, ShardManifest]:
+    """A writer that has all rows of the tail in memory, where nothing more can follow them.
+
+    The one given, or, when it misses rows that landed while it was opened, a second claim.
+    """
+    _end_tail(storage, shard, manifest)
+    if not _misses_rows(writer, storage, manifest):
+        return writer, manifest
+    # Dropped and not closed: a close would flush, and say that the tail is in the SSTable.
+    del writer
+    try:
+        writer = _open_writer(open_log(uri, storage.storage_options or None), shard, limits)
+    except LANCE_ERRORS as error:
+        raise translate(error, f"claiming shard {shard} of {uri} once more") from error
+    return writer, _claimed(storage, shard, uri, manifest.writer_epoch)
+
+
+def _end_tail(storage: LogStorage, shard: str, manifest: ShardManifest) -> None:
     """Take the position behind the tail, so that nothing of the former owner can follow.
 
     A put of theirs that had passed Lance's own check when we claimed may still land (pylance 14),
@@ -147,7 +162,7 @@ def _end_tail(storage: LogStorage, shard: str, manifest: ShardManifest) -> int:
         position = probe_wal(storage, shard, position)
         key = layout.wal_key(shard, position + 1)
         if storage.put_if_absent(key, sentinel_entry(manifest.writer_epoch)):
-            return position + 1
+            return
 
 
 def _misses_rows(writer: Any, storage: LogStorage, manifest: ShardManifest) -> bool:
@@ -261,16 +276,27 @@ def _open_writer(dataset: Any, shard: str, limits: MemTableLimits) -> Any:
     )
 
 
-def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, limits: MemTableLimits) -> int:
-    """Flush a tail that was written under larger limits; return the epoch that this took."""
+def _shorten_tail(
+    uri: str,
+    dataset: Any,
+    shard: str,
+    storage: LogStorage,
+    limits: MemTableLimits,
+    of_another: bool,
+) -> int:
+    """Flush a tail that was written under larger limits; return the epoch that this took.
+
+    ``of_another``: whoever wrote it may still have a put under way.
+    """
     manifest = read_latest_manifest(storage, shard)
     if manifest is None:
         raise LogNotFoundError(f"shard {shard} of {storage.uri} has vanished; check the path")
     tail = read_wal_tail(storage, shard, manifest.replay_after)
     rows = sum(entry.rows.num_rows for entry in tail.entries)
     larger = MemTableLimits(
-        rows=max(rows + 1, limits.rows),
-        batches=max(len(tail.entries) + 1, limits.batches),
+        # Twice: there is room for what may land meanwhile.
+        rows=max(2 * rows, limits.rows),
+        batches=max(2 * len(tail.entries), limits.batches),
         size_bytes=limits.size_bytes,
     )
     try:
@@ -278,8 +304,11 @@ def _shorten_tail(dataset: Any, shard: str, storage: LogStorage, limits: MemTabl
     except LANCE_ERRORS as error:
         doing = f"claiming shard {shard} of {storage.uri} with its long tail"
         raise translate(error, doing) from error
+    claimed = _claimed(storage, shard, uri, manifest.writer_epoch)
+    if of_another:
+        writer, claimed = _whole(uri, shard, storage, writer, claimed, larger)
     close_writer(writer, shard)
-    return manifest.writer_epoch + 1
+    return claimed.writer_epoch
 
 
 def _look_for_damage(storage: LogStorage, shard: str) -> None:

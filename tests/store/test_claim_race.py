@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from datagen_ray.store import claim, layout
-from datagen_ray.store.creation import open_log
+from datagen_ray.store.creation import MemTableLimits, open_log
 from datagen_ray.store.shard import probe_wal
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.writer import ShardOwner
@@ -26,16 +26,10 @@ def entry_of(folder: Path, name: str) -> bytes:
     return entry
 
 
-@pytest.mark.parametrize("ahead", [[], ["z"]], ids=["an empty tail", "a tail"])
-def test_rows_that_land_behind_what_a_claim_replayed_are_not_dropped_by_its_flush(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: list[str]
-) -> None:
-    late = entry_of(tmp_path / "other", "late")
-    uri = new_log(tmp_path / "log")
-    storage = LogStorage(uri)
-    former = open_log(uri).mem_wal_writer(SHARD, max_wal_flush_interval_ms=1)
-    for name in ahead:
-        former.put(encode_events(batch(name)))
+def land_after_the_first_open(
+    monkeypatch: pytest.MonkeyPatch, storage: LogStorage, late: bytes
+) -> list[int]:
+    """Have ``late`` land once the shard was opened for the first time; notes each opening."""
     opened: list[int] = []
     open_writer = claim._open_writer
 
@@ -48,9 +42,42 @@ def test_rows_that_land_behind_what_a_claim_replayed_are_not_dropped_by_its_flus
         return writer
 
     monkeypatch.setattr(claim, "_open_writer", open_and_let_it_land)
+    return opened
+
+
+@pytest.mark.parametrize("ahead", [[], ["z"]], ids=["an empty tail", "a tail"])
+def test_rows_that_land_behind_what_a_claim_replayed_are_not_dropped_by_its_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: list[str]
+) -> None:
+    late = entry_of(tmp_path / "other", "late")
+    uri = new_log(tmp_path / "log")
+    storage = LogStorage(uri)
+    former = open_log(uri).mem_wal_writer(SHARD, max_wal_flush_interval_ms=1)
+    for name in ahead:
+        former.put(encode_events(batch(name)))
+    opened = land_after_the_first_open(monkeypatch, storage, late)
     with ShardOwner.claim(uri, SLOT) as owner:
         assert len(opened) == 2, "it was noticed, and claimed once more"
         # A reader sees them from now on, so they must never go again.
+        assert visible_ids(uri) == ids_of(*ahead, "late")
+        owner.submit(batch("new")).result()
+    assert visible_ids(uri) == ids_of(*ahead, "late", "new")
+
+
+def test_nor_are_those_that_land_while_a_tail_past_the_limits_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = entry_of(tmp_path / "other", "late")
+    uri = new_log(tmp_path / "log")
+    former = open_log(uri).mem_wal_writer(SHARD, max_wal_flush_interval_ms=1)
+    ahead = [str(number) for number in range(6)]
+    for name in ahead:
+        former.put(encode_events(batch(name)))
+    few = MemTableLimits(rows=100_000, batches=3, size_bytes=256 << 20)
+    monkeypatch.setattr(claim, "memtable_limits", lambda _: few)
+    opened = land_after_the_first_open(monkeypatch, LogStorage(uri), late)
+    with ShardOwner.claim(uri, SLOT) as owner:
+        assert len(opened) == 3, "too many to hold, once more for the late one, and as usual"
         assert visible_ids(uri) == ids_of(*ahead, "late")
         owner.submit(batch("new")).result()
     assert visible_ids(uri) == ids_of(*ahead, "late", "new")
