@@ -67,6 +67,10 @@ def main() -> None:
     report = Report("merge: generations into the base table")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
+        if options.backlog_gb is not None:
+            memory_of_a_merge(report, folder / "memory", int(options.backlog_gb * 1024))
+            report.show(options.json)
+            return
         time_of_a_merge(report, folder / "time", options.rows, options.runs)
         appends_beside_a_merge(report, folder / "appends", options.appends)
         memory_of_a_merge(report, folder / "memory", options.backlog_mb)
@@ -78,6 +82,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000, help="rows of the base table")
     parser.add_argument("--backlog-mb", type=int, default=256, help="bytes to merge for memory")
+    parser.add_argument(
+        "--backlog-gb", type=float, default=None, help="measure memory alone, with so much to merge"
+    )
     parser.add_argument("--checkpoints", type=int, default=20_000, help="appended for the upkeep")
     parser.add_argument("--appends", type=int, default=2000, help="lone appends to take a p99 of")
     parser.add_argument(

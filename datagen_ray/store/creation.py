@@ -63,13 +63,16 @@ def create_log(
     return dataset
 
 
-def open_log(uri: str, storage_options: Mapping[str, str] | None = None) -> Any:
+def open_log(
+    uri: str, storage_options: Mapping[str, str] | None = None, *, session: Any = None
+) -> Any:
     """Open an existing log as a ``lance.LanceDataset``; creates and claims nothing.
 
+    ``session``: a ``lance.Session``, whose caches bound what the handle keeps in memory.
     Raises LogNotFoundError when there is none, ConfigError when something else is there.
     """
     storage = LogStorage(uri, storage_options)
-    dataset = _open(storage)
+    dataset = _open(storage, session)
     if dataset is None:
         raise LogNotFoundError(
             f"there is no log at {uri}; check the path, or create it by running a pipeline there"
@@ -111,13 +114,17 @@ def memtable_limits(dataset: Any) -> MemTableLimits:
     )
 
 
-def _open(storage: LogStorage) -> Any | None:
+def _open(storage: LogStorage, session: Any = None) -> Any | None:
     if storage.is_local and not os.path.isdir(storage.path(layout.VERSIONS_FOLDER)):
         if os.path.exists(storage.path()) and not os.path.isdir(storage.path()):
             raise ConfigError(f"{storage.uri} is a file; a log is a folder, pass another path")
         return None
     try:
-        return lance.dataset(_lance_uri(storage), storage_options=storage.storage_options or None)
+        return lance.dataset(
+            _lance_uri(storage),
+            storage_options=storage.storage_options or None,
+            session=session,
+        )
     except LANCE_ERRORS as error:
         if is_not_found(error):
             return None

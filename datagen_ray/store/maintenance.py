@@ -52,6 +52,9 @@ from datagen_ray.store.shared_compaction import Rewriter, compact_by
 from datagen_ray.store.storage import LogStorage
 
 _GENERATIONS_AN_INDEX = 4
+_BYTES_AN_INDEX = 48 << 20
+"""What is merged before the indexes are refreshed, whichever comes first. A merge scans what no
+index covers, with all columns: a backlog must not pile that up."""
 
 
 @dataclass(frozen=True)
@@ -260,14 +263,15 @@ def _merge_shard(
 ) -> None:
     merger = ShardMerger(storage, shard, before_commit=check)
     try:
-        while True:
-            done = merger.run(at_most=_GENERATIONS_AN_INDEX).generations
+        generations = uncovered_bytes = 0
+        while done := merger.run(at_most=1).generations:
             report.merged += done
-            if len(done) < _GENERATIONS_AN_INDEX:
-                break
-            # each merge scans the rows that no index covers, so a backlog must not pile them up
-            with _part(report, "indexes"):
-                refresh_indexes(storage, before_commit=check)
+            generations += 1
+            uncovered_bytes += done[0].bytes
+            if generations == _GENERATIONS_AN_INDEX or uncovered_bytes >= _BYTES_AN_INDEX:
+                generations = uncovered_bytes = 0
+                with _part(report, "indexes"):
+                    refresh_indexes(storage, before_commit=check)
     finally:
         if merger.held_back:
             report.held_back[shard] = sorted(merger.held_back)

@@ -20,7 +20,11 @@ A crash, or an unclear answer, between any two steps is healed by doing it all a
 is never skipped: a mark refuses all lower ones. If a marked generation should lack rows in the
 table all the same, step 3 finds out, and it is not drained.
 
-Memory holds the ids of one generation; its rows are streamed.
+Memory holds the ids of one generation; its rows are streamed. Lance can insert them in two ways:
+with the index it holds the generation about four times (it replays the source, joins it as one
+batch, and writes that as one); scanning the base table's ids it holds the generation twice and
+those ids. The scan is taken while the ids are less than the generation. Either way what it took
+goes back to the system before the next generation.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 from lance.mem_wal import CompactedSsTable
@@ -40,6 +45,7 @@ from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store import layout
 from datagen_ray.store.commits import CommitSync, commit_with_retries, unchecked
 from datagen_ray.store.creation import open_log
+from datagen_ray.store.heap import return_free_memory, return_large_blocks
 from datagen_ray.store.lance_errors import (
     LANCE_ERRORS,
     is_merged_already,
@@ -56,6 +62,13 @@ from datagen_ray.store.snapshot import dedupe
 from datagen_ray.store.sstable import has_hidden_rows, open_sstable, read_with_hidden_rows
 from datagen_ray.store.storage import LogStorage
 
+_CACHE_BYTES = 8 << 20
+"""Pages of the base table's index that a merge keeps. Ids are random, so that the look-ups of one
+generation touch every page; Lance would keep them all, whatever the size of the table."""
+
+_SCANNED_ID_BYTES = 96
+"""What a merge that scans the base table's ids holds for each of its rows (80 were measured)."""
+
 _COMPARED_ROWS = 4096
 """Rows of a generation that are looked up in the base table at a time."""
 
@@ -66,6 +79,7 @@ class MergedGeneration:
 
     ``rows``: distinct events in it; ``inserted``: those that the base table did not have.
     ``conflicting_event_ids``: ids with other content elsewhere, for which it was held back.
+    ``bytes``: its size in memory.
     """
 
     shard_id: str
@@ -75,6 +89,7 @@ class MergedGeneration:
     merged_before: bool
     conflicting_event_ids: tuple[str, ...]
     duration_s: float
+    bytes: int = 0
 
     @property
     def drained(self) -> bool:
@@ -136,9 +151,13 @@ class ShardMerger:
         Raises StorageError, CommitConflictError among them, for what may be tried again, and
         DamagedLogError for a generation that cannot be merged.
         """
+        return_large_blocks()
         done: list[MergedGeneration] = []
         while len(done) != at_most and not stop() and (pending := self.pending()):
-            outcome = self._merge(pending[0])
+            try:
+                outcome = self._merge(pending[0])
+            finally:
+                return_free_memory()
             if outcome is not None:
                 done.append(outcome)
         return MergeReport(tuple(done))
@@ -152,9 +171,7 @@ class ShardMerger:
         try:
             source = _Source.open(self._storage, self.shard_id, table)
             with CommitSync(self._storage) as commit:
-                inserted = commit_with_retries(
-                    lambda: self._insert(source, table.generation), doing
-                )
+                inserted = commit_with_retries(lambda: self._insert(source, table), doing)
                 crash_point("after_merge_commit")
                 conflicts = set(source.conflicts)
                 if inserted is None or inserted < source.row_count:
@@ -180,15 +197,17 @@ class ShardMerger:
             inserted is None,
             tuple(sorted(conflicts)),
             time.perf_counter() - started,
+            table.in_memory_bytes,
         )
 
-    def _insert(self, source: _Source, generation: int) -> int | None:
+    def _insert(self, source: _Source, table: SsTable) -> int | None:
         """How many rows went in; None when the generation was marked as merged before."""
         self._before_commit()
-        dataset = open_log(self._storage.uri, self._options)
+        dataset = self._open_base()
         builder = dataset.merge_insert("event_id").when_not_matched_insert_all()
         builder.conflict_retries(0)  # Lance's own would try again on this handle
-        builder.mark_sstables_as_compacted([CompactedSsTable(self.shard_id, generation)])
+        builder.mark_sstables_as_compacted([CompactedSsTable(self.shard_id, table.generation)])
+        builder.use_index(dataset.count_rows() * _SCANNED_ID_BYTES > table.in_memory_bytes)
         crash_point("before_merge_commit")
         try:
             return int(builder.execute(source.reader())["num_inserted_rows"])
@@ -197,9 +216,13 @@ class ShardMerger:
                 return None
             raise
 
+    def _open_base(self) -> Any:
+        session = lance.Session(index_cache_size_bytes=_CACHE_BYTES)
+        return open_log(self._storage.uri, self._options, session=session)
+
     def _compare(self, source: _Source, generation: int) -> set[str]:
         """The ids whose content differs from the base table's, after the merge."""
-        dataset = open_log(self._storage.uri, self._options)
+        dataset = self._open_base()
         missing, conflicting = compare_with_base(dataset, source.reader())
         if missing:
             raise DamagedLogError(

@@ -72,11 +72,12 @@ def test_appends_go_on_while_their_shard_is_merged(tmp_path):
     assert sorted(base_ids(uri)) == visible_ids(uri) == ids_of(*"abcde")
 
 
-@pytest.mark.parametrize("indexed", [True, False])
-def test_concurrent_mergers_leave_no_physical_duplicate(indexed, tmp_path):
+@pytest.mark.parametrize("way", ["no index", "with the index", "scanning the ids"])
+def test_concurrent_mergers_leave_no_physical_duplicate(way, tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "_SCANNED_ID_BYTES", 0 if way == "scanning the ids" else 1 << 40)
     uri = log_with_generations(tmp_path, "first")
     merger(uri).run()
-    if indexed:
+    if way != "no index":
         refresh_indexes(LogStorage(uri))
     names = [f"n{number}" for number in range(6)]
     add_generations(uri, *names)
@@ -162,7 +163,9 @@ def test_a_merger_that_stood_still_with_an_old_handle_adds_nothing(tmp_path, mon
     handles = [old_handle]
     monkeypatch.setattr(stalled, "pending", lambda: pending if handles else ())
     with monkeypatch.context() as patch:
-        patch.setattr(merge, "open_log", lambda *_: handles.pop() if handles else open_log(uri))
+        patch.setattr(
+            merge, "open_log", lambda *_, **__: handles.pop() if handles else open_log(uri)
+        )
         report = stalled.run()
     assert [done.merged_before for done in report.generations] == [True]
     assert sorted(base_ids(uri)) == ids_of("first", "a", "b")
