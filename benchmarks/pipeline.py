@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import Report, arguments
+from benchmarks.report import Report, arguments, ratio_of
 from datagen_ray import DatagenEvent, DatagenStore, Pipeline, step
 from datagen_ray.pipeline.executor import Executor, RootTask
 from datagen_ray.pipeline.sink import EventSink
@@ -127,19 +127,14 @@ def main() -> None:
     with_over = "with the log"
     report.add("no-op steps, log with fsync", median(quick), "items/s")
     report.add(
-        "  without the log", median(bare), "items/s", against=with_over, ratio=ratio(quick, bare)
+        "  without the log", median(bare), "items/s", against=with_over, ratio=ratio_of(quick, bare)
     )
     report.add("100 ms steps, log with fsync", median(slow), "items/s")
     report.add("  ideal", ideal, "items/s", against=with_over, ratio=median(slow) / ideal)
     report.add(
-        "  bare sleeps", median(sleeps), "items/s", against=with_over, ratio=ratio(slow, sleeps)
+        "  bare sleeps", median(sleeps), "items/s", against=with_over, ratio=ratio_of(slow, sleeps)
     )
     report.show(options.json)
-
-
-def ratio(ours: list[float], theirs: list[float]) -> float:
-    """The median of the ratios of neighbours."""
-    return median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def warm_up(folder: Path) -> None:

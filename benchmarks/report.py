@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -68,9 +68,9 @@ def _installed(name: str) -> bool:
     return True
 
 
-def median_of(runs: int, measure: Callable[[int], float]) -> float:
-    """The median of ``measure(run)`` over the runs."""
-    return statistics.median(measure(run) for run in range(runs))
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios of neighbours: of figures that were measured in turn."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def parser_of(description: str, *, runs: int = 5) -> argparse.ArgumentParser:
