@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from datagen_ray.cli.main import status_of
@@ -19,6 +19,7 @@ from datagen_ray.pipeline.local import run_local
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.store.store import DatagenStore
 from tests.crash import counting_job
+from tests.crash.notes import ACKNOWLEDGED, RAN, Note
 from tests.crash.processes import Session
 
 Key = tuple[str, str, int]
@@ -120,3 +121,26 @@ def completed(store: DatagenStore) -> Counter[Key]:
             if row["event_type"] == DatagenEventType.STEP_COMPLETED.value:
                 found[row["item_id"], row["step_name"], row["step_index"]] += 1
     return found
+
+
+def check_acknowledged(job: CountedJob, notes: Sequence[Note], lost: Collection[int]) -> None:
+    """Whatever was acknowledged is in the log, once, and nothing of it ran again.
+
+    ``lost`` are the processes that the cluster gave up. They may have begun, after their shard was
+    claimed, what others had run by then; nobody may have run what they had acknowledged.
+    """
+    acknowledged = [each for each in notes if each.kind == ACKNOWLEDGED]
+    with DatagenStore.open(job.log_uri, read_only=True) as store:
+        assert set(completed(store).values()) == {1}
+        rows = {
+            row["event_id"]: row["writer_epoch"]
+            for batch in store.events(columns=["event_id", "writer_epoch"])
+            for row in batch.to_pylist()
+        }
+    assert len({each.event_id for each in acknowledged}) == len(acknowledged)
+    for each in acknowledged:
+        assert rows.get(each.event_id or "") == each.writer_epoch, each
+    by = {each.key: each.pid for each in acknowledged if each.is_checkpoint}
+    for each in notes:
+        if each.kind == RAN and each.key in by and each.pid not in lost:
+            assert by[each.key] == each.pid, f"ran although it was durable: {each}"

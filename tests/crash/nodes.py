@@ -56,6 +56,16 @@ class Nodes:
         node = self._nodes.pop(rng.randrange(len(self._nodes)))
         _kill_all(node)
 
+    def remove_node_of(self, worker: int, *, in_order: bool) -> None:
+        """Take a worker's node away, told to end (SIGTERM) or at once (SIGKILL)."""
+        node = next(each for each in self._nodes if worker in _children({_raylet_pid(each)}))
+        self._nodes.remove(node)
+        if in_order:
+            raylet = node.all_processes["raylet"][0].process
+            raylet.terminate()
+            raylet.wait()
+        _kill_all(node)
+
     def kill_worker(self, rng: random.Random) -> None:
         """Kill one worker of ours. Waits for one when none lives just now."""
         wait_until(lambda: bool(self.workers()), "a worker to kill")

@@ -65,6 +65,10 @@ def read_notes(path: Path) -> list[Note]:
     return [Note(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
+def checkpoints_of(notes: Sequence[Note], pid: int, kind: str = ACKNOWLEDGED) -> int:
+    return sum(each.pid == pid and each.kind == kind and each.is_checkpoint for each in notes)
+
+
 def _watch_appends() -> None:
     plain = DatagenStore.append_async
     if getattr(plain, "is_noting", False):

@@ -12,11 +12,16 @@ import pytest
 
 from datagen_ray.cli.main import status_of
 from datagen_ray.errors import WriterFencedError
-from datagen_ray.store.store import DatagenStore
 from tests.crash import counting_job, noted_job
-from tests.crash.counted_job import CountedJob, completed
+from tests.crash.counted_job import CountedJob, check_acknowledged
 from tests.crash.hosts import Host, Hosts, HostsRefusedError
-from tests.crash.notes import ACKNOWLEDGED, NOTES_VARIABLE, RAN, Note, read_notes
+from tests.crash.notes import (
+    ACKNOWLEDGED,
+    NOTES_VARIABLE,
+    Note,
+    checkpoints_of,
+    read_notes,
+)
 from tests.crash.processes import Session, wait_until
 
 ROOTS = 60
@@ -89,9 +94,7 @@ class Scene:
             raise AssertionError(f"{error}\n{said}") from error
 
     def checkpoints_of(self, pid: int, kind: str = ACKNOWLEDGED) -> int:
-        return sum(
-            each.pid == pid and each.kind == kind and each.is_checkpoint for each in self.notes()
-        )
+        return checkpoints_of(self.notes(), pid, kind)
 
     def claimed(self, writer_epoch: str) -> bool:
         """Whether a worker with this epoch has taken up a root."""
@@ -145,24 +148,7 @@ def ended(node: Session) -> bool:
 
 
 def check_whole(scene: Scene, lost: set[int]) -> None:
-    """Whatever was acknowledged is in the log, once, and nothing of it ran again."""
-    notes = scene.notes()
-    acknowledged = [each for each in notes if each.kind == ACKNOWLEDGED]
-    with DatagenStore.open(scene.job.log_uri, read_only=True) as store:
-        assert set(completed(store).values()) == {1}
-        rows = {
-            row["event_id"]: row["writer_epoch"]
-            for batch in store.events(columns=["event_id", "writer_epoch"])
-            for row in batch.to_pylist()
-        }
-    assert len({each.event_id for each in acknowledged}) == len(acknowledged)
-    for each in acknowledged:
-        assert rows.get(each.event_id or "") == each.writer_epoch, each
-    by = {each.key: each.pid for each in acknowledged if each.is_checkpoint}
-    for each in notes:
-        # The lost may have begun, after their shard was claimed, what others ran by then.
-        if each.kind == RAN and each.key in by and each.pid not in lost:
-            assert by[each.key] == each.pid, f"ran although it was durable: {each}"
+    check_acknowledged(scene.job, scene.notes(), lost)
     scene.calm.run_here(noted_job.pipeline)
     assert scene.job.export() == scene.calm.export()
     assert status_of(["verify", scene.job.log_uri]) == 0
