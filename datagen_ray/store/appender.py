@@ -30,7 +30,13 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 from datagen_ray.store import layout
-from datagen_ray.store.claim import ShardClaim, claim_shard, close_writer, sync_manifest
+from datagen_ray.store.claim import (
+    ShardClaim,
+    claim_shard,
+    close_writer,
+    remove_stray_folders,
+    sync_manifest,
+)
 from datagen_ray.store.lance_errors import LANCE_ERRORS, translate
 from datagen_ray.store.registry import Entry, UnflushedRows
 from datagen_ray.store.shard import (
@@ -133,6 +139,7 @@ class WalAppender:
         if self._wal_folder is not None:
             os.close(self._wal_folder)
             self._wal_folder = None
+        remove_stray_folders(self._storage, self.shard_id)
 
     def is_flushing(self) -> bool:
         """Whether Lance is writing an SSTable in the background."""

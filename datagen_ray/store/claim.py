@@ -9,10 +9,13 @@ lists, and the folders above them.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import (
@@ -38,6 +41,11 @@ WAL_FLUSH_INTERVAL_MS = 1
 """How long Lance may sit on a put. The least it takes; grouping is done before the put."""
 
 _PARALLEL_CLAIMS = 8
+
+_UNENCODED = "".join(
+    character for character in map(chr, range(0x20, 0x7F)) if character not in '\\{^}%`]">[~<#|*?'
+)
+"""What stays as it is when the object_store crate makes a key of a path."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,21 @@ def claim_shard(
         sync_shard(storage, shard, manifest, last_position)
     crash_point("after_claim_sync")
     return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, limits.rows, writer)
+
+
+def remove_stray_folders(storage: LogStorage, shard: str) -> None:
+    """Remove the empty folders that Lance makes under the percent-encoded path (pylance 14).
+
+    It takes a local path for an object key when it makes the folders of a shard, so a log in
+    ``a#b`` gets a twin in ``a%23b`` in which nothing is ever written.
+    """
+    if not storage.is_local:
+        return
+    for folder in map(storage.path, (layout.manifest_folder(shard), layout.wal_folder(shard))):
+        twin = quote(folder, safe=_UNENCODED).replace("~", "%7E")  # which quote never encodes
+        if twin != folder and os.path.isdir(twin):
+            with contextlib.suppress(OSError):  # it holds something, so it is no twin
+                os.removedirs(twin)
 
 
 def _claimed(storage: LogStorage, shard: str, uri: str, before: int) -> ShardManifest:
@@ -223,6 +246,7 @@ def _claim_and_close(
             raise InternalError(f"the manifest of shard {shard} of {uri} vanished after a claim")
         if storage.fsync:
             sync_manifest(storage, shard, manifest, since=claim.manifest)
+        remove_stray_folders(storage, shard)
         return ClosedClaim(shard, claim.epoch)
 
     if not shards:

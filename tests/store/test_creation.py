@@ -14,7 +14,9 @@ import pytest
 from datagen_ray.errors import ConfigError, LogNotFoundError
 from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store.creation import create_log, log_exists, memtable_limits, open_log
+from datagen_ray.store.store import DatagenStore
 from datagen_ray.store.writer import ShardOwner
+from tests.log.builders import created
 from tests.store.writer_support import batch, stored_ids
 
 CASES = Path(__file__).parents[1] / "conformance" / "cases"
@@ -150,3 +152,18 @@ def test_the_noise_of_lance_is_off_unless_the_user_set_it(own):
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == (own or "error,lance::index=off")
+
+
+@pytest.mark.parametrize("name", ["a#b", "c%d", "e?f", "[g]", "~h", "i j", "é", r"k\l", '"m"'])
+def test_a_log_leaves_nothing_beside_it_whatever_its_folder_is_called(
+    tmp_path: Path, name: str
+) -> None:
+    uri = str(tmp_path / name / "log.lance")
+    with DatagenStore.open(uri, fsync=False) as store:
+        store.append([created()])
+        store.flush()
+        store.cleanup_own_shard()
+        store.compact()
+    assert os.listdir(tmp_path) == [name]
+    with DatagenStore.open(uri, read_only=True) as store:
+        assert store.fold_item("5").folded() is not None
