@@ -78,6 +78,12 @@ def _check_json(value: Any, depth: int) -> None:
         )
 
 
+# Making an encoder takes longer than encoding a small value with it.
+_encode_json = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+).encode
+
+
 def json_text(value: Any) -> str:
     """The canonical JSON text of ``value``: sorted keys, no spaces, numbers exact.
 
@@ -86,9 +92,7 @@ def json_text(value: Any) -> str:
     """
     _check_json(value, 0)
     try:
-        return json.dumps(
-            value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
+        return _encode_json(value)
     except ValueError as error:
         # An integer too long for Python's text conversion limit.
         raise _refuse(f"a JSON value cannot be written: {error}", "bad_json") from error
