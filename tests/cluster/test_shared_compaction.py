@@ -123,6 +123,7 @@ def test_the_tasks_of_one_compaction_run_on_several_workers_and_change_no_row(
     assert content(uri).equals(before)
 
 
+@pytest.mark.soak
 def test_a_maintainer_killed_between_rewriting_and_commit_leaves_the_log_as_it_was(
     tmp_path: Path, nodes: Nodes
 ) -> None:
