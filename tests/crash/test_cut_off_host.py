@@ -221,9 +221,8 @@ def test_a_worker_whose_network_comes_back_after_its_shard_was_claimed_disturbs_
 
 @pytest.mark.soak
 @pytest.mark.timeout(280)
-def test_a_head_cut_off_from_all_workers_and_a_killed_driver_cost_no_durable_step(
-    scene: Scene,
-) -> None:
+@pytest.mark.parametrize("driver", ["killed", "alive"])
+def test_a_head_cut_off_from_all_workers_costs_no_durable_step(scene: Scene, driver: str) -> None:
     session = scene.start()
     scene.wait(lambda: len(scene.job.executions()) > ROOTS // 3, "the run to be under way")
     workers = {pid for host in scene.hosts.workers for pid in host.workers()}
@@ -235,18 +234,20 @@ def test_a_head_cut_off_from_all_workers_and_a_killed_driver_cost_no_durable_ste
         "checkpoints of all workers after the cut",
     )
     scene.wait(lambda: session.output().count("was lost (") >= 2, "the driver to miss the workers")
-    session.kill_all()
+    if driver == "killed":
+        session.kill_all()
     assert all(map(is_alive, workers)), "they are cut off from the head, and live"
     scene.hosts.head.mend()
     for host in scene.hosts.workers:
         assert host.node is not None
-        node = host.node
-        wait_until(partial(ended, node), "a node that was given up to end", PATIENCE_S)
-    scene.hosts.join(*scene.hosts.workers)
+        wait_until(partial(ended, host.node), "a node that was given up to end", PATIENCE_S)
     wait_until(lambda: not any(map(is_alive, workers)), "the workers to end with their nodes")
-    scene.start()
+    scene.hosts.join(*scene.hosts.workers)
+    if driver == "killed":
+        scene.start()
     summary = scene.finish()
     assert summary["failed"] == 0
     assert summary["completed"] + summary["filtered"] + summary["skipped"] == ROOTS
-    assert summary["skipped"] + summary["resumed"] > 0
+    if driver == "killed":
+        assert summary["skipped"] + summary["resumed"] > 0
     check_whole(scene, workers)
