@@ -11,6 +11,9 @@ An entry's life, in this order:
 Lance tells of two failures. *Fenced*: another writer claimed the shard; this one stops for good.
 *Poisoned*: the storage failed, and Lance refuses further puts; the shard is claimed anew, what
 was left is flushed, and the same rows are put again in the same order.
+
+Every call of the system gives Python's lock away, and a busy event loop returns it only after a
+switch interval. So there are few of them between a put and its acknowledgement.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
+from pyarrow.fs import FileType, LocalFileSystem
 
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import (
@@ -45,7 +49,9 @@ from datagen_ray.store.shard import (
     read_manifest,
     read_wal_tail,
 )
-from datagen_ray.store.storage import LogStorage, fsync_path
+from datagen_ray.store.storage import LogStorage
+
+_LOCAL_FILES = LocalFileSystem()
 
 
 class WalAppender:
@@ -83,6 +89,7 @@ class WalAppender:
         self._unacknowledged: list[Entry] = []
         self._unclear_claims = 0
         self._wal_folder: int | None = None
+        self._synced_file: int | None = None
         self._writer = claim.writer
         self._position = claim.last_position
         self._manifest: ShardManifest = claim.manifest
@@ -136,10 +143,16 @@ class WalAppender:
 
     def release(self) -> None:
         """Give back what the appender holds open; the shard itself is not touched."""
+        self._close_synced_file()
         if self._wal_folder is not None:
             os.close(self._wal_folder)
             self._wal_folder = None
         remove_stray_folders(self._storage, self.shard_id)
+
+    def _close_synced_file(self) -> None:
+        if self._synced_file is not None:
+            os.close(self._synced_file)
+            self._synced_file = None
 
     def is_flushing(self) -> bool:
         """Whether Lance is writing an SSTable in the background."""
@@ -150,6 +163,7 @@ class WalAppender:
         return int(self._writer.stats()["memtable_flush_failures"])
 
     def _put(self, entry: Entry) -> None:
+        self._close_synced_file()
         self._check_still_there()
         crash_point("before_put")
         try:
@@ -158,10 +172,13 @@ class WalAppender:
             raise translate(error, f"appending to {self.where}") from error
         crash_point("after_put")
         self.entries += 1
-        self._settle_position(entry)
-        crash_point("after_fsync")
-        self._check_still_there()
-        self.follow_manifest()
+        if self._storage.local_root is None:
+            self._position += 1
+            entry.position = self._position
+            crash_point("after_fsync")
+            self.follow_manifest()
+        else:
+            self._settle_position(entry)
 
     def _check_still_there(self) -> None:
         """Make sure that the log was not moved or deleted under this writer.
@@ -171,28 +188,50 @@ class WalAppender:
         path = self._manifest_path
         if self._storage.local_root is None or os.path.exists(path(self._manifest.version)):
             return
-        raise StorageError(
+        raise self._gone()
+
+    def _gone(self) -> StorageError:
+        return StorageError(
             f"{self.where} is gone from its place; put the folder of the log back, then reopen"
         )
 
     def _settle_position(self, entry: Entry) -> None:
-        """Find where the put went, since Lance does not tell, and make it durable."""
-        if self._storage.local_root is None:
-            self._position += 1
-            entry.position = self._position
-            return
+        """Find where the put went, since Lance does not tell, and make it durable.
+
+        Then look, all at once, whether the log is still in its place, whether another manifest
+        was written, and whether one more entry follows.
+        """
         position = self._position
+        follows = True
+        while follows:
+            position += 1
+            self._sync_entry(position)
+            crash_point("after_fsync")
+            still_there, is_newer, follows = self._exist(
+                self._manifest_path(self._manifest.version),
+                self._manifest_path(self._manifest.version + 1),
+                self._wal_path(position + 1),
+            )
+        self._position = entry.position = position
+        if not still_there:
+            raise self._gone()
+        if is_newer:
+            self.follow_manifest()
+
+    def _sync_entry(self, position: int) -> None:
+        path = self._wal_path(position)
+        if not self._storage.fsync and os.path.exists(path):
+            return
         try:
-            while os.path.exists(path := self._wal_path(position + 1)):
-                if self._storage.fsync:
-                    fsync_path(path)
-                position += 1
-            if position == self._position:
-                raise WriterPoisonedError(
-                    f"a put to {self.where} left no WAL entry {position + 1}; reopen the writer"
-                )
-            if self._storage.fsync:
-                self._sync_wal_folder()
+            self._close_synced_file()
+            # Closed only before the next put: that, too, is a call that callers would wait for.
+            self._synced_file = os.open(path, os.O_RDONLY)
+            os.fsync(self._synced_file)
+            self._sync_wal_folder()
+        except FileNotFoundError as error:
+            raise WriterPoisonedError(
+                f"a put to {self.where} left no WAL entry {position}; reopen the writer"
+            ) from error
         except OSError as error:
             # A second fsync can report success for data that is gone, so the entry is given up
             # and its rows are put again elsewhere.
@@ -200,7 +239,16 @@ class WalAppender:
                 f"the newest WAL entry of {self.where} could not be synced ({error.strerror}); "
                 "check the disk, then reopen the writer"
             ) from error
-        self._position = entry.position = position
+
+    def _exist(self, *paths: str) -> list[bool]:
+        """Which of the local paths are there, asked with one call."""
+        try:
+            found = _LOCAL_FILES.get_file_info(list(paths))
+        except OSError as error:
+            raise StorageError(
+                f"cannot look at the files of {self.where}: {error}; check its permissions"
+            ) from error
+        return [info.type is not FileType.NotFound for info in found]
 
     def _sync_wal_folder(self) -> None:
         if self._wal_folder is None:
