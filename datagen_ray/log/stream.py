@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import InvalidEventError
@@ -22,7 +22,7 @@ from datagen_ray.log.events import (
     in_utc,
 )
 from datagen_ray.log.fold import FieldShape, FoldedDatagenItem, field_conflict
-from datagen_ray.log.ids import INT64_MAX, canonical_ids, datagen_event_id
+from datagen_ray.log.ids import INT64_MAX, canonical_ids, event_id_of, event_id_prefix
 from datagen_ray.log.validate import (
     INT32_MAX,
     check_codec_version,
@@ -40,6 +40,14 @@ from datagen_ray.log.values import (
 
 FIRST_ITEM_SEQ = 1
 """The ``item_seq`` of ITEM_CREATED."""
+
+
+class _Checkpoint(NamedTuple):
+    """What the events of one checkpoint have in common."""
+
+    checkpoint_id: str
+    id_prefix: bytes
+    moment: datetime
 
 
 class DatagenStreamWriter:
@@ -188,7 +196,7 @@ class DatagenStreamWriter:
         self._check_open(1)
         event = self._event(
             DatagenEventType.ITEM_CREATED,
-            checkpoint_id=f"{self._item_id}\0created",
+            checkpoint=self._named(f"{self._item_id}\0created"),
             seq=self._next_item_seq,
             status=DatagenItemStatus.RUNNING,
             query_tags_json=self._query_tags_json,
@@ -202,7 +210,7 @@ class DatagenStreamWriter:
         self._check_step(DatagenEventType.STEP_STARTED, position)
         event = self._event(
             DatagenEventType.STEP_STARTED,
-            checkpoint_id=self._checkpoint_id(position),
+            checkpoint=self._checkpoint(position),
             seq=self._next_item_seq,
             position=position,
         )
@@ -215,12 +223,11 @@ class DatagenStreamWriter:
         """One step's checkpoint: its field events, then STEP_COMPLETED, for one append."""
         self._check_step(DatagenEventType.STEP_COMPLETED, position, count=len(fields) + 1)
         shapes = self._checked_fields(fields)
-        checkpoint_id = self._checkpoint_id(position)
-        moment = in_utc(self._now())
+        checkpoint = self._checkpoint(position)
         events = [
             self._event(
                 DatagenEventType.FIELD_SET if update.op == "set" else DatagenEventType.FIELD_APPEND,
-                checkpoint_id=checkpoint_id,
+                checkpoint=checkpoint,
                 seq=self._next_item_seq + offset,
                 ordinal=offset + 1,
                 position=position,
@@ -228,17 +235,15 @@ class DatagenStreamWriter:
                 field_type=update.field_type,
                 codec_version=update.codec_version,
                 value=update.value,
-                moment=moment,
             )
             for offset, update in enumerate(fields)
         ]
         events.append(
             self._event(
                 DatagenEventType.STEP_COMPLETED,
-                checkpoint_id=checkpoint_id,
+                checkpoint=checkpoint,
                 seq=self._next_item_seq + len(fields),
                 position=position,
-                moment=moment,
             )
         )
         self._shapes.update(shapes)
@@ -260,7 +265,7 @@ class DatagenStreamWriter:
         check_optional_text(traceback, "traceback")
         event = self._event(
             DatagenEventType.FAILED,
-            checkpoint_id=self._checkpoint_id(position),
+            checkpoint=self._checkpoint(position),
             seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus.FAILED,
@@ -294,7 +299,7 @@ class DatagenStreamWriter:
         check_optional_text(error_dump, "error_dump")
         event = self._event(
             DatagenEventType.TERMINAL,
-            checkpoint_id=f"{self._item_id}\0terminal\0{self._next_item_seq}",
+            checkpoint=self._named(f"{self._item_id}\0terminal\0{self._next_item_seq}"),
             seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus(status),
@@ -363,11 +368,15 @@ class DatagenStreamWriter:
             shapes[update.name] = shape
         return shapes
 
-    def _checkpoint_id(self, position: DatagenStreamPosition) -> str:
-        return (
+    def _checkpoint(self, position: DatagenStreamPosition) -> _Checkpoint:
+        return self._named(
             f"{self._item_id}\0{self._attempt}\0{position.step_name}\0{position.step_index}"
             f"\0{self._ordinal}"
         )
+
+    def _named(self, checkpoint_id: str) -> _Checkpoint:
+        prefix = event_id_prefix(self._item_id, checkpoint_id)
+        return _Checkpoint(checkpoint_id, prefix, in_utc(self._now()))
 
     def _advance(self, count: int) -> None:
         self._next_item_seq += count
@@ -377,7 +386,7 @@ class DatagenStreamWriter:
         self,
         event_type: DatagenEventType,
         *,
-        checkpoint_id: str,
+        checkpoint: _Checkpoint,
         seq: int,
         ordinal: int = 0,
         position: DatagenStreamPosition | None = None,
@@ -390,13 +399,12 @@ class DatagenStreamWriter:
         error_type: str | None = None,
         error_dump: str | None = None,
         traceback: str | None = None,
-        moment: datetime | None = None,
     ) -> DatagenEvent:
         return DatagenEvent.composed(
-            datagen_event_id(self._item_id, checkpoint_id, ordinal),
+            event_id_of(checkpoint.id_prefix, ordinal),
             self._item_id,
             seq,
-            checkpoint_id,
+            checkpoint.checkpoint_id,
             event_type,
             self._run_id,
             self._writer_epoch,
@@ -417,6 +425,6 @@ class DatagenStreamWriter:
             error_type,
             error_dump,
             traceback,
-            in_utc(self._now()) if moment is None else moment,
+            checkpoint.moment,
             DATAGEN_SCHEMA_VERSION,
         )
