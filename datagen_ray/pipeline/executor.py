@@ -33,13 +33,13 @@ from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.environment import Environment, Observe
 from datagen_ray.pipeline.failures import Redact, storable
 from datagen_ray.pipeline.fields import input_updates, merged
+from datagen_ray.pipeline.interpreter import INTERPRETER
 from datagen_ray.pipeline.item import Reader
 from datagen_ray.pipeline.limits import Ledger, Limits
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.pipeline.replay import INPUT_POSITION, RecordedStream, read_tree
 from datagen_ray.pipeline.sink import BlobLoader, EventSink
-from datagen_ray.pipeline.switching import QUICK_TURNS
 from datagen_ray.pipeline.threads import StepThreads
 from datagen_ray.pipeline.walk import StreamWalk
 
@@ -158,13 +158,13 @@ class Executor:
             base_seed=self._seed,
             observe=self._observe,
         )
-        QUICK_TURNS.begin()
+        INTERPRETER.begin()
 
     async def close(self) -> None:
         """Close class steps that have a ``close()``, and let the threads go."""
         env, self._env = self._env, None
         if env is not None:
-            QUICK_TURNS.end()
+            INTERPRETER.end()
             await env.code.tear_down()
         if self._threads is not None:
             self._threads.close()
