@@ -105,6 +105,7 @@ _PLAIN_COLUMNS = (
     "schema_version",
 )
 _row_of = attrgetter(*_PLAIN_COLUMNS, "event_ts", "value")
+_COLUMNS_OF = tuple(attrgetter(name) for name in (*_PLAIN_COLUMNS, "event_ts", "value"))
 _RAW_COLUMN = {
     "int": "value_i64",
     "float": "value_f64",
@@ -123,6 +124,9 @@ _REPEATABLE = frozenset(
     for name, type_ in _FIELDS
     if name in _PLAIN_COLUMNS and type_ in (_TEXT, pa.int32(), pa.int64())
 )
+_BY_COLUMN_FROM = 256
+"""From so many rows on, as many tuples would set off Python's search for cycles each time."""
+
 _REPEATED_FROM = 32
 """From so many rows on, looking for columns that hold one value only pays."""
 
@@ -132,7 +136,12 @@ def encode_events(events: Sequence[DatagenEvent]) -> pa.RecordBatch:
     count = len(events)
     if not count:
         return pa.RecordBatch.from_pylist([], schema=DATAGEN_SCHEMA)
-    *plain, times, values = zip(*map(_row_of, events), strict=True)
+    columns_in_order: Iterable[Sequence[Any]]
+    if count < _BY_COLUMN_FROM:
+        columns_in_order = zip(*map(_row_of, events), strict=True)
+    else:
+        columns_in_order = (list(map(of, events)) for of in _COLUMNS_OF)
+    *plain, times, values = columns_in_order
     columns: dict[str, Sequence[Any]] = dict(zip(_PLAIN_COLUMNS, plain, strict=True))
     columns.update(_value_columns(values))
     arrays = [
