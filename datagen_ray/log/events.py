@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from datetime import datetime, timedelta, timezone
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from datagen_ray.clock import utc_now
 from datagen_ray.errors import InvalidEventError
@@ -259,10 +259,22 @@ _INT_COLUMNS = ("item_seq", "attempt", "schema_version")
 _OPTIONAL_INT_COLUMNS = ("step_index", "codec_version")
 
 
+class Composition(NamedTuple):
+    """One call of the stream writer, and what the events that it composed have in common.
+
+    ``checkpoint_events`` is how many they are where they are a whole checkpoint, else 0.
+    """
+
+    checkpoint_id: str
+    id_prefix: bytes
+    moment: datetime
+    checkpoint_events: int
+
+
 class _Composed:
     """Holds the mark of an event, which is none of its columns: a copy or a pickle is without."""
 
-    __slots__ = ("is_composed",)
+    __slots__ = ("composition",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,14 +346,14 @@ class DatagenEvent(_Composed):
         return event  # type: ignore[no-any-return]  # it is a cls now
 
     @classmethod
-    def composed(cls, *row: Any) -> DatagenEvent:
+    def composed(cls, composition: Composition, *row: Any) -> DatagenEvent:
         """As :meth:`of_row`, for rows that keep every rule of append between their columns.
 
         For :mod:`datagen_ray.log.stream` alone. Append does not check such a row once more; an
         event that is made from it in any other way is checked.
         """
         event = _OpenRow(*row)
-        event.is_composed = True
+        event.composition = composition
         event.__class__ = cls
         return event  # type: ignore[no-any-return]  # it is a cls now
 

@@ -7,13 +7,13 @@ It stores nothing. What it returns goes to an append; a call that it refuses use
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import InvalidEventError
 from datagen_ray.log.events import (
     DATAGEN_SCHEMA_VERSION,
+    Composition,
     DatagenEvent,
     DatagenEventType,
     DatagenItemStatus,
@@ -40,14 +40,6 @@ from datagen_ray.log.values import (
 
 FIRST_ITEM_SEQ = 1
 """The ``item_seq`` of ITEM_CREATED."""
-
-
-class _Checkpoint(NamedTuple):
-    """What the events of one checkpoint have in common."""
-
-    checkpoint_id: str
-    id_prefix: bytes
-    moment: datetime
 
 
 class DatagenStreamWriter:
@@ -196,7 +188,7 @@ class DatagenStreamWriter:
         self._check_open(1)
         event = self._event(
             DatagenEventType.ITEM_CREATED,
-            checkpoint=self._named(f"{self._item_id}\0created"),
+            call=self._call(f"{self._item_id}\0created"),
             seq=self._next_item_seq,
             status=DatagenItemStatus.RUNNING,
             query_tags_json=self._query_tags_json,
@@ -210,7 +202,7 @@ class DatagenStreamWriter:
         self._check_step(DatagenEventType.STEP_STARTED, position)
         event = self._event(
             DatagenEventType.STEP_STARTED,
-            checkpoint=self._checkpoint(position),
+            call=self._at(position),
             seq=self._next_item_seq,
             position=position,
         )
@@ -223,11 +215,11 @@ class DatagenStreamWriter:
         """One step's checkpoint: its field events, then STEP_COMPLETED, for one append."""
         self._check_step(DatagenEventType.STEP_COMPLETED, position, count=len(fields) + 1)
         shapes = self._checked_fields(fields)
-        checkpoint = self._checkpoint(position)
+        call = self._at(position, len(fields) + 1)
         events = [
             self._event(
                 DatagenEventType.FIELD_SET if update.op == "set" else DatagenEventType.FIELD_APPEND,
-                checkpoint=checkpoint,
+                call=call,
                 seq=self._next_item_seq + offset,
                 ordinal=offset + 1,
                 position=position,
@@ -241,7 +233,7 @@ class DatagenStreamWriter:
         events.append(
             self._event(
                 DatagenEventType.STEP_COMPLETED,
-                checkpoint=checkpoint,
+                call=call,
                 seq=self._next_item_seq + len(fields),
                 position=position,
             )
@@ -265,7 +257,7 @@ class DatagenStreamWriter:
         check_optional_text(traceback, "traceback")
         event = self._event(
             DatagenEventType.FAILED,
-            checkpoint=self._checkpoint(position),
+            call=self._at(position),
             seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus.FAILED,
@@ -299,7 +291,7 @@ class DatagenStreamWriter:
         check_optional_text(error_dump, "error_dump")
         event = self._event(
             DatagenEventType.TERMINAL,
-            checkpoint=self._named(f"{self._item_id}\0terminal\0{self._next_item_seq}"),
+            call=self._call(f"{self._item_id}\0terminal\0{self._next_item_seq}"),
             seq=self._next_item_seq,
             position=position,
             status=DatagenItemStatus(status),
@@ -368,15 +360,16 @@ class DatagenStreamWriter:
             shapes[update.name] = shape
         return shapes
 
-    def _checkpoint(self, position: DatagenStreamPosition) -> _Checkpoint:
-        return self._named(
+    def _at(self, position: DatagenStreamPosition, checkpoint_events: int = 0) -> Composition:
+        return self._call(
             f"{self._item_id}\0{self._attempt}\0{position.step_name}\0{position.step_index}"
-            f"\0{self._ordinal}"
+            f"\0{self._ordinal}",
+            checkpoint_events,
         )
 
-    def _named(self, checkpoint_id: str) -> _Checkpoint:
+    def _call(self, checkpoint_id: str, checkpoint_events: int = 0) -> Composition:
         prefix = event_id_prefix(self._item_id, checkpoint_id)
-        return _Checkpoint(checkpoint_id, prefix, in_utc(self._now()))
+        return Composition(checkpoint_id, prefix, in_utc(self._now()), checkpoint_events)
 
     def _advance(self, count: int) -> None:
         self._next_item_seq += count
@@ -386,7 +379,7 @@ class DatagenStreamWriter:
         self,
         event_type: DatagenEventType,
         *,
-        checkpoint: _Checkpoint,
+        call: Composition,
         seq: int,
         ordinal: int = 0,
         position: DatagenStreamPosition | None = None,
@@ -401,10 +394,11 @@ class DatagenStreamWriter:
         traceback: str | None = None,
     ) -> DatagenEvent:
         return DatagenEvent.composed(
-            event_id_of(checkpoint.id_prefix, ordinal),
+            call,
+            event_id_of(call.id_prefix, ordinal),
             self._item_id,
             seq,
-            checkpoint.checkpoint_id,
+            call.checkpoint_id,
             event_type,
             self._run_id,
             self._writer_epoch,
@@ -425,6 +419,6 @@ class DatagenStreamWriter:
             error_type,
             error_dump,
             traceback,
-            checkpoint.moment,
+            call.moment,
             DATAGEN_SCHEMA_VERSION,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 from datagen_ray.errors import DamagedLogError, InvalidEventError, InvalidItemIdError
 from datagen_ray.log.events import (
@@ -42,10 +41,6 @@ _STEP_EVENTS = (*_FIELD_EVENTS, _T.STEP_STARTED, _T.STEP_COMPLETED, _T.FAILED)
 _CHECKPOINT_EVENTS = (*_FIELD_EVENTS, _T.STEP_COMPLETED)
 # The parent is compared with the one that the id has, which no other text equals.
 _OPTIONAL_TEXT = tuple(name for name in OPTIONAL_TEXT_COLUMNS if name != "parent_item_id")
-_CHECKPOINT_COLUMNS = ("item_id", "checkpoint_id", "run_id", "writer_epoch", "attempt")
-_checkpoint_of = attrgetter(
-    *_CHECKPOINT_COLUMNS, "step_name", "step_kind", "step_index", "enclosing_step", "selector_step"
-)
 _STORED_STATUS = {
     _T.ITEM_CREATED: DatagenItemStatus.RUNNING,
     _T.FAILED: DatagenItemStatus.FAILED,
@@ -102,7 +97,7 @@ def _are_composed(events: Sequence[DatagenEvent]) -> bool:
     Then there is nothing left to check: see `DatagenEvent.composed`. Tags can come from elsewhere.
     """
     for event in events:
-        if not getattr(event, "is_composed", False) or event.query_tags_json is not None:
+        if getattr(event, "composition", None) is None or event.query_tags_json is not None:
             return False
     count = len(events)
     return (
@@ -114,23 +109,23 @@ def _are_composed(events: Sequence[DatagenEvent]) -> bool:
 def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     """As :func:`validate_append`, and the batch is exactly one step's checkpoint."""
     given = list(events)
-    if not _is_checkpoint(given):
-        _check_checkpoint(given)
+    if _is_composed_checkpoint(given):
+        return given
+    _check_checkpoint(given)
     return validate_append(given)
 
 
-def _is_checkpoint(given: list[DatagenEvent]) -> bool:
-    """Whether it is one as nearly all are; what is not takes a closer look."""
-    try:
-        completed = 0
-        for event in given:
-            if event.event_type is _T.STEP_COMPLETED:
-                completed += 1
-            elif event.event_type not in _FIELD_EVENTS:
-                return False
-        return completed == 1 and len(set(map(_checkpoint_of, given))) == 1
-    except (AttributeError, TypeError):
+def _is_composed_checkpoint(events: Sequence[DatagenEvent]) -> bool:
+    """Whether they are all that one call of a stream writer composed as a checkpoint."""
+    call = getattr(events[0], "composition", None) if events else None
+    count = len(events)
+    if call is None or call.checkpoint_events != count:
         return False
+    for event in events:
+        if getattr(event, "composition", None) is not call:
+            return False
+    # So many different objects of that call are all there are: copies lose their mark.
+    return len(set(map(id, events))) == count
 
 
 def _check_checkpoint(given: list[DatagenEvent]) -> None:
@@ -150,7 +145,7 @@ def _check_checkpoint(given: list[DatagenEvent]) -> None:
         )
     completed = completions[0]
     for index, event in enumerate(given):
-        for name in _CHECKPOINT_COLUMNS:
+        for name in ("item_id", "checkpoint_id", "run_id", "writer_epoch", "attempt"):
             if getattr(event, name) != getattr(completed, name):
                 raise InvalidEventError(
                     f"a checkpoint has one {name}; found {getattr(event, name)!r} beside "

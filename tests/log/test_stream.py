@@ -161,9 +161,12 @@ def test_whatever_the_writer_composes_keeps_every_rule_of_append() -> None:
         except (InputError, AttributeError, TypeError):
             continue
         composed += 1
-        assert all(event.is_composed for event in events)
+        assert all(event.composition is not None for event in events)
         assert validate_append(events) == events
         assert validate_append([replace(event) for event in events]) == events
+        if name == "completed":
+            assert validate_checkpoint(events) == events
+            assert validate_checkpoint([replace(event) for event in events]) == events
     assert composed > 1_000
 
 
@@ -171,9 +174,27 @@ def test_what_is_made_from_an_event_of_the_writer_is_checked_by_append() -> None
     event = new_writer().item_created()
     for other in (replace(event), copy.copy(event), copy.deepcopy(event)):
         assert other == event
-        assert not getattr(other, "is_composed", False)
+        assert getattr(other, "composition", None) is None
     with pytest.raises(InvalidEventError):
         validate_append([replace(event, item_seq=-1)])
+
+
+def test_what_is_not_the_whole_of_one_checkpoint_is_looked_at() -> None:
+    writer = opened()
+    first = writer.step_completed(LEAF, [update("a", 1), update("b", 2)])
+    second = writer.step_completed(LEAF, [update("a", 1), update("b", 2)])
+    assert validate_checkpoint(first[::-1]) == first[::-1]
+    assert validate_checkpoint([first[0], first[2], first[0]]) == [first[0], first[2]]
+    wrong: list[list[DatagenEvent]] = [
+        first[:2],
+        [*first, *second],
+        [first[0], first[1], second[2]],
+        [first[0], first[1], first[1]],
+        [writer.step_started(FRAME)],
+    ]
+    for events in wrong:
+        with pytest.raises(InvalidEventError):
+            validate_checkpoint(events)
 
 
 def test_tags_that_a_writer_was_handed_are_checked_by_append() -> None:
