@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from datagen_ray.cli import export, items, look, maintain, run, verify
+from datagen_ray.cli import export, items, look, maintain, repair, run, verify
 from datagen_ray.cluster.termination import was_terminated
 from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
 
@@ -26,6 +26,7 @@ items.add_to(app)
 export.add_to(app)
 verify.add_to(app)
 maintain.add_to(app)
+repair.add_to(app)
 
 # Typer brings a click of its own in some versions and uses the installed one in others; what it
 # exports is a subclass of the right base either way.

@@ -36,6 +36,7 @@ from datagen_ray.store.shard import (
     sentinel_entry,
 )
 from datagen_ray.store.storage import LogStorage
+from datagen_ray.store.wholeness import check_base, check_sstables
 
 WAL_FLUSH_INTERVAL_MS = 1
 """How long Lance may sit on a put. The least it takes; grouping is done before the put."""
@@ -87,14 +88,17 @@ def claim_shard(
 
     ``own_epochs``: the epochs that can be this process's own, when it reopens its own shard.
     Raises WriterFencedError if anybody else claimed at the same time (or since those epochs):
-    then the caller must not try again.
+    then the caller must not try again; DamagedLogError if the log lists files that are cut off.
     """
     dataset = open_log(uri, storage_options)
+    check_base(storage)
+    check_sstables(storage, shard)
     if dataset.mem_wal_index_details() is None:
         # a creator that died between its two steps; nobody can have written yet
         dataset = create_log(uri, storage_options, fsync=storage.fsync)
     limits = memtable_limits(dataset)
-    before = _epoch(read_latest_manifest(storage, shard))
+    known = read_latest_manifest(storage, shard)
+    before = _epoch(known)
     if own_epochs is not None and before not in own_epochs:
         raise _fenced(shard, uri)
     doing = f"claiming shard {shard} of {uri}"
@@ -117,7 +121,7 @@ def claim_shard(
         writer, manifest = _whole(uri, shard, storage, writer, manifest, limits)
     last_position = probe_wal(storage, shard, manifest.replay_after)
     if storage.fsync:
-        sync_shard(storage, shard, manifest, last_position)
+        sync_shard(storage, shard, manifest, last_position, since=known)
     crash_point("after_claim_sync")
     return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, limits.rows, writer)
 
@@ -263,14 +267,24 @@ def close_writer(writer: Any, shard: str) -> None:
 
 
 def sync_shard(
-    storage: LogStorage, shard: str, manifest: ShardManifest, last_position: int
+    storage: LogStorage,
+    shard: str,
+    manifest: ShardManifest,
+    last_position: int,
+    *,
+    since: ShardManifest | None = None,
 ) -> None:
-    """Make a whole shard durable as far as its manifest and WAL tail reach, and its folders."""
+    """Make a whole shard durable as far as its manifest and WAL tail reach, and its folders.
+
+    ``since``: a manifest behind which every one is synced, not only the newest.
+    """
     for position in range(manifest.replay_after + 1, last_position + 1):
         storage.sync_file(layout.wal_key(shard, position))
     if storage.exists(layout.wal_folder(shard)):
         storage.sync_folder(layout.wal_folder(shard))
     sync_manifest(storage, shard, manifest, since=None)
+    for version in range(since.version if since else 1, manifest.version):
+        storage.sync_file(layout.manifest_key(shard, version))
     storage.sync_ancestors(layout.shard_folder(shard))
 
 

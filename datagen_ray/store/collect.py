@@ -32,7 +32,7 @@ from datagen_ray.store import layout
 from datagen_ray.store.claim import sync_manifest
 from datagen_ray.store.commits import CommitSync, unchecked
 from datagen_ray.store.creation import open_log
-from datagen_ray.store.lance_errors import LANCE_ERRORS, is_vanished, translate
+from datagen_ray.store.lance_errors import LANCE_ERRORS, is_cut_off, is_vanished, translate
 from datagen_ray.store.merge import missing_ids
 from datagen_ray.store.shard import (
     ShardManifest,
@@ -42,6 +42,7 @@ from datagen_ray.store.shard import (
 )
 from datagen_ray.store.sstable import open_sstable
 from datagen_ray.store.storage import LogStorage
+from datagen_ray.store.wholeness import check_sstables
 
 GRACE_S = 3600.0
 """How long an SSTable stays after it was drained; reads that began before must be done by then."""
@@ -152,6 +153,7 @@ class _Collector:
         if not entries and not tables:
             return
         if not self._dry_run:
+            check_sstables(self._storage, shard)
             self._before_removal()
             self._sync_what_covers(manifest)
         crash_point("before_wal_removal")
@@ -253,9 +255,20 @@ class _Collector:
         except LANCE_ERRORS as error:
             # A flush that was cut off, or a removal that was, leaves a folder that is no table.
             # No manifest ever listed the former, and the latter was looked at before.
-            if is_vanished(error):
+            if is_vanished(error) or (is_cut_off(error) and not self._was_listed(key)):
                 return 0
             raise translate(error, f"reading {key} of {self._storage.uri}") from error
+
+    def _was_listed(self, key: str) -> bool:
+        """Whether a manifest of its shard ever listed an SSTable, by its key."""
+        _, shard, name = key.split("/")
+        versions = (
+            version
+            for file in self._storage.list_files(layout.manifest_folder(shard))
+            if (version := layout.parse_manifest_name(file.name)) is not None
+        )
+        manifests = (read_manifest(self._storage, shard, version) for version in versions)
+        return any(table.path == name for each in manifests if each for table in each.sstables)
 
     def _sync_what_covers(self, manifest: ShardManifest) -> None:
         sync_manifest(self._storage, manifest.shard_id, manifest, since=None)

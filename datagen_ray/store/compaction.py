@@ -146,15 +146,19 @@ def cleanup_old_versions(
     """
     if retention_s < 0:
         raise ConfigError(f"the version retention is {retention_s} s; it cannot be negative")
-    with CommitSync(storage) as newest:
-        newest.sync()
-    before_commit()
-    stats = commit_with_retries(
-        lambda: _open(storage).cleanup_old_versions(
+
+    def remove() -> Any:
+        # Lance keeps the version of the handle and all later ones. So that one must be durable,
+        # or a power loss takes it and what it replaced: it may have been committed a moment ago.
+        with CommitSync(storage) as newest:
+            dataset = _open(storage)
+            newest.sync()
+        before_commit()
+        return dataset.cleanup_old_versions(
             older_than=timedelta(seconds=retention_s), error_if_tagged_old_versions=False
-        ),
-        f"removing old versions of {storage.uri}",
-    )
+        )
+
+    stats = commit_with_retries(remove, f"removing old versions of {storage.uri}")
     crash_point("after_version_cleanup")
     return VersionCleanupReport(stats.old_versions, stats.bytes_removed)
 

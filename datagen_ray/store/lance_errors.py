@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from datagen_ray.errors import (
+    DamagedLogError,
     DatagenError,
     InternalError,
     LogNotFoundError,
@@ -32,6 +33,7 @@ REFUSED_PHRASE = "Invalid user input"
 CLOSED_PHRASE = "is already closed"
 STALE_PHRASE = "Stale SSTable compaction"
 CONTENTION_PHRASE = "Too many concurrent writers"
+CUT_OFF_PHRASES = ("failed to fill whole buffer", "file size is too small", "of size 0 bytes")
 
 _CREATION_RACE_PHRASES = (
     EXISTS_PHRASE,
@@ -76,6 +78,11 @@ def is_commit_conflict(error: Exception) -> bool:
     return CONFLICT_PHRASE in text or CONTENTION_PHRASE in text
 
 
+def is_cut_off(error: Exception) -> bool:
+    """Whether a file was shorter than what lists it says, as a power loss leaves it."""
+    return any(phrase in str(error) for phrase in CUT_OFF_PHRASES)
+
+
 def translate(error: Exception, doing: str) -> DatagenError:
     """The type for what a Lance call raised; ``doing`` says which call, and on what."""
     text = str(error)
@@ -94,6 +101,11 @@ def translate(error: Exception, doing: str) -> DatagenError:
         )
     if is_not_found(error):
         return LogNotFoundError(f"no log was found while {doing}; check the path ({detail})")
+    if is_cut_off(error):
+        return DamagedLogError(
+            f"a file is cut off, found while {doing}; if the machine lost power, run "
+            f"`datagen-ray repair`, else restore it ({detail})"
+        )
     if REFUSED_PHRASE in text:
         return InternalError(f"Lance refused what it was given while {doing}: {detail}")
     return StorageError(f"Lance failed while {doing}: {detail}; check the storage and try again")

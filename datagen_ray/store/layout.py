@@ -28,12 +28,14 @@ MEM_WAL_FOLDER = "_mem_wal"
 RUNS_FOLDER = "runs"
 MAINTENANCE_FOLDER = "maintenance"
 VERSIONS_FOLDER = "_versions"
+BASE_HINT_NAME = "latest_version_hint.json"
 DEFAULT_SLOT = "default"
 
 _BITS = 64
 _MANIFEST_NAME = re.compile(r"([01]{64})\.binpb")
 _WAL_NAME = re.compile(r"([01]{64})\.arrow")
 _SSTABLE_NAME = re.compile(r"[0-9a-f]{8}_gen_([1-9][0-9]*)")
+_VERSION_NAME = re.compile(r"([0-9]{1,20})\.manifest")
 _RUN_NAME = re.compile(r"([1-9][0-9]*)\.json")
 _LEASE_NAME = re.compile(r"lease-([1-9][0-9]*)\.json")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -151,6 +153,17 @@ def parse_wal_name(name: str) -> int | None:
 def parse_sstable_name(name: str) -> int | None:
     """A folder name under a shard as a generation."""
     return _parse_number(_SSTABLE_NAME, name)
+
+
+def parse_version_name(name: str) -> int | None:
+    """A file name under ``_versions/`` as a version of the base table.
+
+    Lance counts 20-digit names down, so that the newest comes first; older logs count up.
+    """
+    number = _parse_number(_VERSION_NAME, name)
+    if number is None:
+        return None
+    return (1 << _BITS) - 1 - number if len(name.partition(".")[0]) == 20 else number
 
 
 def parse_run_name(name: str) -> int | None:

@@ -50,6 +50,7 @@ from datagen_ray.store.merge import MergedGeneration, ShardMerger
 from datagen_ray.store.shard import list_shards, read_latest_manifest
 from datagen_ray.store.shared_compaction import Rewriter, compact_by
 from datagen_ray.store.storage import LogStorage
+from datagen_ray.store.wholeness import check_base
 
 _GENERATIONS_AN_INDEX = 4
 _BYTES_AN_INDEX = 48 << 20
@@ -146,11 +147,14 @@ def maintain_once(
     rewriting of a compaction, by default this process. ``check_still_leader``
     is called before each commit and deletion; pass `MaintenanceLease.check_still_leader` where
     several may maintain. Raises LogNotFoundError, ConfigError, and what that check raises;
-    everything else that goes wrong is in the report's ``failures``.
+    everything else that goes wrong is in the report's ``failures``. On a log that a power loss
+    left with files cut off it does nothing but raise DamagedLogError.
     """
     open_log(uri, storage_options)
     started = time.perf_counter()
     storage = LogStorage(uri, storage_options, fsync=fsync)
+    # What is committed on top of a version that is not whole makes its loss final
+    check_base(storage)
     limits = options or MaintenanceOptions()
     report = MaintenanceReport()
     skipped = {layout.shard_uuid(slot) for slot in skip_slots}

@@ -286,6 +286,7 @@ class LogReads:
             except SourceVanishedError as error:
                 missing = error
         # Each time what the log lists was read anew: this was not collected, it is gone.
+        self._reader.check_whole()
         raise StorageError(
             f"a file that the log lists is gone ({missing}); restore it from a copy of the log"
         ) from missing

@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +105,7 @@ def read_latest_manifest(
     """
     latest = known
     if latest is None:
-        hinted = _read_hint(storage, shard)
-        latest = read_manifest(storage, shard, hinted) if hinted else None
+        latest = _hinted_manifest(storage, shard)
     if latest is None:
         names = (file.name for file in storage.list_files(layout.manifest_folder(shard)))
         versions = [version for name in names if (version := layout.parse_manifest_name(name))]
@@ -176,6 +176,25 @@ def drain_generation(storage: LogStorage, shard: str, generation: int) -> ShardM
     )
 
 
+def manifest_without(
+    manifest: ShardManifest, paths: Collection[str], replay_after: int, current_generation: int
+) -> ShardManifest:
+    """The next version of a manifest, without some SSTables and with a longer tail. Not written.
+
+    Lance replays only WAL entries of the current generation and later ones.
+    """
+    message: Any = _manifest_class()()
+    message.ParseFromString(manifest.raw)
+    message.version = manifest.version + 1
+    message.replay_after = replay_after
+    message.current_generation = current_generation
+    kept = [table for table in message.sstables if table.path not in paths]
+    del message.sstables[:]
+    message.sstables.extend(kept)
+    raw = bytes(message.SerializeToString(deterministic=True))
+    return decode_manifest(raw, manifest.shard_id, manifest.version + 1)
+
+
 def decode_manifest(raw: bytes, shard: str, version: int) -> ShardManifest:
     """Parse a manifest file. Raises DamagedLogError unless it is that version of that shard."""
     message: Any = _manifest_class()()
@@ -206,8 +225,18 @@ def decode_manifest(raw: bytes, shard: str, version: int) -> ShardManifest:
 def _damaged_manifest(shard: str, version: int, reason: str) -> DamagedLogError:
     return DamagedLogError(
         f"manifest version {version} of shard {shard} is damaged: {reason}; if the machine lost "
-        "power, run the repair command, else restore the file"
+        "power, run `datagen-ray repair`, else restore the file"
     )
+
+
+def _hinted_manifest(storage: LogStorage, shard: str) -> ShardManifest | None:
+    hinted = _read_hint(storage, shard)
+    if hinted is None:
+        return None
+    try:
+        return read_manifest(storage, shard, hinted)
+    except DamagedLogError:
+        return None  # a stale hint may name one that a power loss took; only the newest matters
 
 
 def _read_hint(storage: LogStorage, shard: str) -> int | None:
@@ -281,7 +310,8 @@ def _decode_entry(storage: LogStorage, shard: str, position: int, data: Any) -> 
     except _UNDECODABLE as error:
         last = not _rows_follow(storage, shard, position)
         cure = (
-            "no rows follow it, so nothing in it was acknowledged: the repair command sets it aside"
+            "no rows follow it, so nothing in it was acknowledged: `datagen-ray repair` sets it "
+            "aside"
             if last
             else "entries follow it, so acknowledged rows are lost: restore the file"
         )

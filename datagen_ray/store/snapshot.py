@@ -61,6 +61,7 @@ from datagen_ray.store.shard import (
 )
 from datagen_ray.store.sstable import has_hidden_rows, hidden_rows, open_sstable
 from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
+from datagen_ray.store.wholeness import check_whole
 
 MAX_RESTARTS = 20
 """How often a read starts again because sources vanish under it before it gives up."""
@@ -226,10 +227,15 @@ class LogReader:
                     return self._snapshot()
                 except SourceVanishedError:
                     continue
+        self.check_whole()
         raise StorageError(
             f"the shards of {self._storage.uri} changed {MAX_RESTARTS} times while they were "
             "read; try again when there is less going on"
         )
+
+    def check_whole(self) -> None:
+        """Raise DamagedLogError, which names the cure, if the log lists files that are cut off."""
+        check_whole(self._storage)
 
     def _snapshot(self) -> Snapshot:
         shards = list_shards(self._storage)
