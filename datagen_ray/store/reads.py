@@ -51,6 +51,7 @@ from datagen_ray.store.snapshot import (
     empty_table,
     verified_blob,
 )
+from datagen_ray.store.streaming import stream_rows
 from datagen_ray.store.verify import LogReport, verify_snapshot
 
 _Read = TypeVar("_Read")
@@ -211,16 +212,11 @@ class LogReads:
     def _streamed(
         self, columns: Sequence[str], where: pc.Expression | None
     ) -> Iterator[pa.RecordBatch]:
-        def begin(snapshot: Snapshot) -> tuple[pa.Table | None, Iterator[pa.Table]]:
-            # What can vanish is read before the first piece; the base table's files stay.
-            pieces = snapshot.stream(columns, where)
-            return next(pieces, None), pieces
-
-        first, others = self._retried(begin)
-        if first is not None:
-            yield from first.to_batches()
-        for piece in others:
-            yield from piece.to_batches()
+        try:
+            for piece in stream_rows(self._reader.snapshot, columns, where):
+                yield from piece.to_batches()
+        except SourceVanishedError as error:
+            raise self._gone(error) from error
 
     def verify(self, *, blobs: bool = False) -> LogReport:
         """Look at every row and item of the log, and list all that is wrong with it.
@@ -285,11 +281,14 @@ class LogReads:
                 return read(self._reader.snapshot())
             except SourceVanishedError as error:
                 missing = error
-        # Each time what the log lists was read anew: this was not collected, it is gone.
+        raise self._gone(missing) from missing
+
+    def _gone(self, missing: SourceVanishedError | None) -> StorageError:
+        """What to raise when what the log lists was read anew each time: it was not collected."""
         self._reader.check_whole()
-        raise StorageError(
+        return StorageError(
             f"a file that the log lists is gone ({missing}); restore it from a copy of the log"
-        ) from missing
+        )
 
     def _events(self, where: Where) -> list[DatagenEvent]:
         rows = self._retried(lambda snapshot: snapshot.read(EVENT_COLUMNS, where))

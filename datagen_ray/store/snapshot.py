@@ -111,7 +111,7 @@ class Snapshot:
 
     def upper(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows above the base table, oldest copy first, each content once."""
-        wanted = _with_id(columns)
+        wanted = with_id(columns)
         tables = all_in_parallel(
             lambda sstable: scan(sstable.dataset, wanted, where), holding(self.sstables, where)
         )
@@ -122,32 +122,9 @@ class Snapshot:
 
     def read(self, columns: Sequence[str], where: Where) -> pa.Table:
         """The matching rows of all levels as one table; for results that fit in memory."""
-        wanted = _with_id(columns)
+        wanted = with_id(columns)
         tables = [scan(self.base, wanted, where), self.upper(columns, where)]
         return dedupe(pa.concat_tables(tables, promote_options="permissive")).select(list(columns))
-
-    def stream(self, columns: Sequence[str], where: Where) -> Iterator[pa.Table]:
-        """The matching rows of all levels, base first, in pieces; memory holds the upper levels.
-
-        Rows that stand more than once, in the base or above it, come last: once when identical
-        on ``columns``, else each content once.
-        """
-        wanted = _with_id(columns)
-        upper = self.upper(columns, where)
-        held_ids = pa.chunked_array([self.repeated_in_base(), *upper.column("event_id").chunks])
-        held: list[pa.Table] = []
-        for batch in batches(self.base, wanted, where):
-            piece = pa.Table.from_batches([batch])
-            if len(held_ids):
-                is_held = pc.is_in(piece.column("event_id"), value_set=held_ids)
-                if pc.any(is_held).as_py():
-                    held.append(piece.filter(is_held))
-                    piece = piece.filter(pc.invert(is_held))
-            if piece.num_rows:
-                yield piece.select(list(columns))
-        last = dedupe(pa.concat_tables([*held, upper], promote_options="permissive"))
-        if last.num_rows:
-            yield last.select(list(columns))
 
     def repeated_in_base(self) -> pa.Array:
         """The event ids that the base table holds more than once; none that our merges leave."""
@@ -355,7 +332,8 @@ def _content(row: dict[str, object]) -> tuple[object, ...]:
     return tuple(repr(v) if isinstance(v, float) else v for v in row.values())
 
 
-def _with_id(columns: Sequence[str]) -> list[str]:
+def with_id(columns: Sequence[str]) -> list[str]:
+    """These columns, and ``event_id`` if it is not among them."""
     return list(columns) if "event_id" in columns else ["event_id", *columns]
 
 
