@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from datagen_ray.pipeline.counts import RootCounts
 from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
 from datagen_ray.store.runs import RunTerm
 
@@ -123,19 +124,10 @@ class RootFailure:
     error: str
 
 
-@dataclass
-class RunCounts:
-    """The numbers of a run, as they grow."""
+@dataclass(kw_only=True)
+class RunCounts(RootCounts):
+    """The numbers of a run on a cluster, as they grow."""
 
-    roots_total: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    fresh: int = 0
-    completed: int = 0
-    filtered: int = 0
-    failed: int = 0
-    steps_executed: int = 0
-    checkpoints: int = 0
     workers: int = 0
     failures: list[RootFailure] = field(default_factory=list)
 

@@ -18,6 +18,7 @@ from datagen_ray.clock import Clock, new_run_id, utc_now
 from datagen_ray.errors import DamagedLogError
 from datagen_ray.log.events import DatagenEvent, DatagenItemStatus
 from datagen_ray.pipeline.calls import Sleep
+from datagen_ray.pipeline.counts import RootCounts
 from datagen_ray.pipeline.environment import Observe
 from datagen_ray.pipeline.executor import Executor, RootResult, RootTask
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
@@ -42,21 +43,12 @@ LOCAL_SLOT = "local"
 _CHUNK_ROWS = 256
 
 
-@dataclass
-class LocalRunSummary:
-    """How a local run ended. ``roots_total`` is skipped + resumed + fresh."""
+@dataclass(kw_only=True)
+class LocalRunSummary(RootCounts):
+    """How a local run ended."""
 
     run_id: str
     log_uri: str
-    roots_total: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    fresh: int = 0
-    completed: int = 0
-    filtered: int = 0
-    failed: int = 0
-    steps_executed: int = 0
-    checkpoints: int = 0
     elapsed_s: float = 0.0
     failures: list[RootResult] = field(default_factory=list)
 
