@@ -24,6 +24,7 @@ RAY = str(Path(sys.executable).with_name("ray"))
 PORT = 6379
 NETWORK = "10.77.0"
 COMMAND_S = 20
+START_S = 180
 OBJECT_STORE_BYTES = 100_000_000
 
 KEEP = "ip link set lo up && echo ready && exec cat"
@@ -80,7 +81,14 @@ class Host:
         self._switch = switch
         self._port = f"port-{number}"
         self._namespace = _Namespace(self.name)
-        inside = self._namespace
+        try:
+            self._plug_in()
+        except BaseException:
+            self._namespace.close()
+            raise
+
+    def _plug_in(self) -> None:
+        inside, switch = self._namespace, self._switch
         _run(
             f"ip link add eth0 netns {inside.pid} type veth "
             f"peer name {self._port} netns {switch.pid}".split()
@@ -130,13 +138,10 @@ class Host:
             assert node.running, node.output()
             return "Ray runtime started" in node.output()
 
-        wait_until(started, f"the Ray node of {self.name}")
+        wait_until(started, f"the Ray node of {self.name}", START_S)
 
     def workers(self, name: str = "ray::WorkerActor") -> list[int]:
         return [] if self.node is None else self.node.members(name)
-
-    def raylets(self) -> list[int]:
-        return [] if self.node is None else self.node.members("/raylet")
 
     def close(self) -> None:
         if self.node is not None:
