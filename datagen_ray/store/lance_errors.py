@@ -33,7 +33,13 @@ REFUSED_PHRASE = "Invalid user input"
 CLOSED_PHRASE = "is already closed"
 STALE_PHRASE = "Stale SSTable compaction"
 CONTENTION_PHRASE = "Too many concurrent writers"
-CUT_OFF_PHRASES = ("failed to fill whole buffer", "file size is too small", "of size 0 bytes")
+CUT_OFF_PHRASES = (
+    "failed to fill whole buffer",
+    "file size is too small",
+    "of size 0 bytes",
+    "does not have sufficient data",
+    "failed to decode Protobuf message",
+)
 
 _CREATION_RACE_PHRASES = (
     EXISTS_PHRASE,
