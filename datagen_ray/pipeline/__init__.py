@@ -25,6 +25,6 @@ What runs it::
     walk       its way through the pipeline: replay, then live
     births     how items come into the log
     fanout     sub-items, side by side, and their reduce
-    executor   roots and their numbers (counts), with settings of Python that suit them (interpreter)
+    executor   roots and their numbers (counts), with Python set to suit them (interpreter)
     local      a whole run in one process, with local_run; only these two know the store
 """

@@ -84,8 +84,6 @@ class Executor:
     ``limits`` are what the workers of a run share, by default this executor's own; ``remote`` runs
     placed steps, which are refused without it. ``redact`` is by default the pipeline's.
     ``observe`` is told of every call of user code, ``sleep`` waits between retries.
-    ``limits`` are those that the workers of a run share, by default this executor's own;
-    ``remote`` runs placed steps, which are refused without it. ``redact`` overrides the pipeline's.
     """
 
     def __init__(
