@@ -186,11 +186,7 @@ def test_running_roots_that_left_the_source_are_resumed(
     running = threads.submit(start, tmp_path, 2)
     notes = tmp_path / "notes"
     wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 2, "all roots to be held")
-    later = threads.submit(
-        lambda: run(
-            pipeline(), [], root=tmp_path / "root", experiment="e", workers=1, concurrency=4
-        )
-    )
+    later = threads.submit(start, tmp_path, 0, workers=1)
     with pytest.raises(RunSupersededError):
         running.result(60)
     (tmp_path / "gate").touch()
