@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from urllib.parse import quote
 
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import (
+    CorruptWalError,
     InternalError,
     LogNotFoundError,
     StorageError,
@@ -29,6 +31,7 @@ from datagen_ray.store.creation import MemTableLimits, create_log, memtable_limi
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_tail_too_long, translate
 from datagen_ray.store.shard import (
     ShardManifest,
+    check_no_hole,
     list_shards,
     probe_wal,
     read_latest_manifest,
@@ -42,6 +45,7 @@ WAL_FLUSH_INTERVAL_MS = 1
 """How long Lance may sit on a put. The least it takes; grouping is done before the put."""
 
 _PARALLEL_CLAIMS = 8
+_CLAIMING: dict[tuple[str, str], threading.Lock] = {}
 
 _UNENCODED = "".join(
     character for character in map(chr, range(0x20, 0x7F)) if character not in '\\{^}%`]">[~<#|*?'
@@ -90,6 +94,19 @@ def claim_shard(
     Raises WriterFencedError if anybody else claimed at the same time (or since those epochs):
     then the caller must not try again; DamagedLogError if the log lists files that are cut off.
     """
+    # One after the other in this process: of two that claim at once, each takes itself for the
+    # loser, and nobody has the shard.
+    with _CLAIMING.setdefault((uri, shard), threading.Lock()):
+        return _claim_shard(uri, shard, storage, storage_options, own_epochs)
+
+
+def _claim_shard(
+    uri: str,
+    shard: str,
+    storage: LogStorage,
+    storage_options: Mapping[str, str] | None,
+    own_epochs: range | None,
+) -> ShardClaim:
     dataset = open_log(uri, storage_options)
     check_base(storage)
     check_sstables(storage, shard)
@@ -101,6 +118,7 @@ def claim_shard(
     before = _epoch(known)
     if own_epochs is not None and before not in own_epochs:
         raise _fenced(shard, uri)
+    _check_no_hole(storage, shard, known)
     doing = f"claiming shard {shard} of {uri}"
     try:
         writer = _open_writer(dataset, shard, limits)
@@ -124,6 +142,16 @@ def claim_shard(
         sync_shard(storage, shard, manifest, last_position, since=known)
     crash_point("after_claim_sync")
     return ShardClaim(shard, manifest.writer_epoch, manifest, last_position, limits.rows, writer)
+
+
+def _check_no_hole(storage: LogStorage, shard: str, known: ShardManifest | None) -> None:
+    try:
+        check_no_hole(storage, shard, known.replay_after if known else 0)
+    except CorruptWalError as hole:
+        newer = read_latest_manifest(storage, shard, known=known)
+        if newer is None or newer.replay_after < hole.position:
+            raise
+        # else it was flushed and collected meanwhile
 
 
 def remove_stray_folders(storage: LogStorage, shard: str) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from datagen_ray.errors import ConfigError, LogNotFoundError, StorageError
 from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store import layout
+from datagen_ray.store.datasets import open_dataset
 from datagen_ray.store.lance_errors import (
     LANCE_ERRORS,
     is_creation_race,
@@ -120,7 +121,7 @@ def _open(storage: LogStorage, session: Any = None) -> Any | None:
             raise ConfigError(f"{storage.uri} is a file; a log is a folder, pass another path")
         return None
     try:
-        return lance.dataset(
+        return open_dataset(
             _lance_uri(storage),
             storage_options=storage.storage_options or None,
             session=session,

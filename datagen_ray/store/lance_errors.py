@@ -18,6 +18,11 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 
+
+class LancePanicError(RuntimeError):
+    """Lance met a state that it does not handle, such as a file that was cut in the middle."""
+
+
 LANCE_ERRORS = (OSError, RuntimeError, ValueError)
 """What a Lance call raises when it fails."""
 
@@ -86,6 +91,8 @@ def is_commit_conflict(error: Exception) -> bool:
 
 def is_cut_off(error: Exception) -> bool:
     """Whether a file was shorter than what lists it says, as a power loss leaves it."""
+    if isinstance(error, LancePanicError):
+        return True
     return any(phrase in str(error) for phrase in CUT_OFF_PHRASES)
 
 

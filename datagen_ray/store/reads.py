@@ -224,6 +224,7 @@ class LogReads:
         Memory is bounded whatever the size of the log. With ``blobs`` the bytes of every blob
         are read and checked too. Raises only what reading raises: a violation is a result.
         """
+        self._reader.look_anew()
         return self._retried(lambda snapshot: verify_snapshot(snapshot, blobs=blobs))
 
     # -- blobs ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from datagen_ray.errors import CorruptWalError, DamagedLogError, StorageError
+from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store import layout
 from datagen_ray.store.storage import PARALLEL_REQUESTS, LogStorage
 
@@ -140,6 +141,30 @@ def read_wal_tail(storage: LogStorage, shard: str, after: int) -> WalTail:
         if entry is not None:
             entries.append(entry)
     return WalTail(tuple(entries), after + 1 + len(files))
+
+
+def check_no_hole(storage: LogStorage, shard: str, after: int) -> None:
+    """Raise CorruptWalError if an entry behind a position is missing and others follow it.
+
+    Lance replays what follows and readers stop there, so they would not agree. Whoever calls
+    this looks at the manifest afterwards: a tail that was flushed and collected has no hole.
+    """
+    names = (file.name for file in storage.list_files(layout.wal_folder(shard)))
+    listed = {position for name in names if (position := layout.parse_wal_name(name))}
+    last = max(listed, default=0)
+    # A listing may miss what was put while it was made.
+    while after < last and (
+        after + 1 in listed or storage.exists(layout.wal_key(shard, after + 1))
+    ):
+        after += 1
+    if after < last:
+        raise CorruptWalError(
+            f"WAL entry {after + 1} of shard {shard} in {storage.uri} is missing, and entries up "
+            f"to {last} follow it, so acknowledged rows are lost: restore the file",
+            shard_id=shard,
+            position=after + 1,
+            last=False,
+        )
 
 
 def probe_wal(storage: LogStorage, shard: str, after: int) -> int:
@@ -310,8 +335,8 @@ def _decode_entry(storage: LogStorage, shard: str, position: int, data: Any) -> 
     except _UNDECODABLE as error:
         last = not _rows_follow(storage, shard, position)
         cure = (
-            "no rows follow it, so nothing in it was acknowledged: `datagen-ray repair` sets it "
-            "aside"
+            "no rows follow it, so if the machine lost power, nothing in it was acknowledged and "
+            "`datagen-ray repair` sets it aside; else restore the file"
             if last
             else "entries follow it, so acknowledged rows are lost: restore the file"
         )
@@ -331,6 +356,11 @@ def _parse_entry(position: int, data: bytes) -> WalEntry | None:
             return None
         epoch = int(metadata[_EPOCH_KEY])
         rows = reader.read_all()
+    # pyarrow trusts what it reads, and crashes on an offset that points elsewhere.
+    rows.validate(full=True)
+    for column in DATAGEN_SCHEMA:
+        if rows.schema.field(column.name).type != column.type:
+            raise ValueError(f"column {column.name} is {rows.schema.field(column.name).type}")
     if TOMBSTONE_COLUMN in rows.column_names:
         rows = rows.drop_columns([TOMBSTONE_COLUMN])
     return WalEntry(position, rows.replace_schema_metadata(None), epoch)
@@ -350,7 +380,8 @@ def _rows_follow(storage: LogStorage, shard: str, position: int) -> bool:
     return False
 
 
-_UNDECODABLE = (pa.ArrowException, OSError, KeyError, ValueError)
+# SystemError: pyarrow (25) raises it for some broken schemas.
+_UNDECODABLE = (pa.ArrowException, OSError, KeyError, ValueError, SystemError)
 
 
 @functools.cache

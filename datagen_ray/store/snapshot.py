@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datagen_ray.errors import DamagedLogError, StorageError
+from datagen_ray.errors import CorruptWalError, DamagedLogError, StorageError
 from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
 from datagen_ray.log.values import DatagenBlobValue, blob_matches
 from datagen_ray.store import layout
@@ -55,6 +55,7 @@ from datagen_ray.store.levels import (
 from datagen_ray.store.parallel import all_in_parallel
 from datagen_ray.store.shard import (
     ShardManifest,
+    check_no_hole,
     list_shards,
     read_latest_manifest,
     read_wal_tail,
@@ -210,6 +211,11 @@ class LogReader:
             "read; try again when there is less going on"
         )
 
+    def look_anew(self) -> None:
+        """Forget what was fetched of the WAL, so that the next snapshot looks at all of it."""
+        with self._lock:
+            self._shards.clear()
+
     def check_whole(self) -> None:
         """Raise DamagedLogError, which names the cure, if the log lists files that are cut off."""
         check_whole(self._storage)
@@ -253,6 +259,7 @@ class LogReader:
                 return None, []
             after = max(manifest.replay_after, cache.next_position - 1)
             tail = read_wal_tail(self._storage, shard, after)
+            hole = None if cache.manifest else self._hole(shard, tail.next_position - 1)
             again = read_latest_manifest(self._storage, shard, known=manifest)
             cache.manifest = manifest
             if again is not None and again.replay_after >= tail.next_position:
@@ -262,6 +269,9 @@ class LogReader:
                 cache.entries.clear()
                 cache.next_position = again.replay_after + 1
                 continue
+            if hole is not None:
+                cache.manifest = None
+                raise hole
             cache.next_position = tail.next_position
             for entry in tail.entries:
                 cache.entries[entry.position] = Entry(entry.rows.select(DATAGEN_SCHEMA.names))
@@ -269,6 +279,14 @@ class LogReader:
                 del cache.entries[position]
             return manifest, [cache.entries[position] for position in sorted(cache.entries)]
         raise SourceVanishedError(f"shard {shard} of {self._storage.uri} keeps changing")
+
+    def _hole(self, shard: str, after: int) -> CorruptWalError | None:
+        """A missing entry, looked for when a shard is first read: only damage makes one."""
+        try:
+            check_no_hole(self._storage, shard, after)
+        except CorruptWalError as hole:
+            return hole
+        return None
 
     def _open_sstable(self, key: str) -> None:
         try:

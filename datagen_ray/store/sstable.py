@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import lance
 import pyarrow as pa
 
 from datagen_ray.log.schema import DATAGEN_SCHEMA
+from datagen_ray.store.datasets import open_dataset
 from datagen_ray.store.storage import LogStorage
 
 
 def open_sstable(storage: LogStorage, key: str) -> Any:
     """The ``lance.LanceDataset`` of one SSTable, by its key in the log. Raises Lance's errors."""
     uri = storage.path(key) if storage.is_local else f"{storage.uri.rstrip('/')}/{key}"
-    return lance.dataset(uri, storage_options=storage.storage_options or None)
+    return open_dataset(uri, storage_options=storage.storage_options or None)
 
 
 def has_hidden_rows(dataset: Any) -> bool:

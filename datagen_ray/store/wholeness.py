@@ -16,10 +16,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import lance
-
 from datagen_ray.errors import DamagedLogError
 from datagen_ray.store import layout
+from datagen_ray.store.datasets import open_dataset
 from datagen_ray.store.lance_errors import LANCE_ERRORS
 from datagen_ray.store.shard import SsTable, list_shards, read_latest_manifest
 from datagen_ray.store.storage import LogStorage
@@ -65,7 +64,7 @@ def base_damage(storage: LogStorage, version: int | None = None) -> tuple[int, s
     nothing is."""
     looked_at = base_versions(storage)[0] if version is None else version
     try:
-        dataset = lance.dataset(storage.path(), version=looked_at)
+        dataset = open_dataset(storage.path(), version=looked_at)
         found = _cut_off_file(dataset, storage.path()) or _cut_off_index(dataset, storage.path())
     except LANCE_ERRORS as error:
         return looked_at, f"version {looked_at} cannot be opened ({_first_line(error)})"
@@ -81,7 +80,7 @@ def sstable_damage(storage: LogStorage, shard: str, table: SsTable) -> str | Non
     if empty is not None:
         return f"{empty} is empty"
     try:
-        found = _cut_off_file(lance.dataset(path), path)
+        found = _cut_off_file(open_dataset(path), path)
     except LANCE_ERRORS as error:
         return f"{path} cannot be opened ({_first_line(error)})"
     return None if found is None else f"it lists {found}"
