@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from datagen_ray.cli.look import AsJson, LogUri, StorageOption
 from datagen_ray.cli.run import storage_options
 from datagen_ray.clock import new_run_id
 from datagen_ray.errors import ConfigError
+from datagen_ray.store.bounds import LONGEST_S
 from datagen_ray.store.collect import GRACE_S, WAL_RETENTION_S
 from datagen_ray.store.compaction import SMALL_FRAGMENTS, VERSION_RETENTION_S
 from datagen_ray.store.lease import LEASE_S, MaintenanceLease
@@ -96,8 +96,10 @@ def _check_numbers(**numbers: float) -> None:
     for name, value in numbers.items():
         option = f"--{name.replace('_', '-')}"
         above_zero = name in ("interval_s", "lease_s")
-        if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        if not 0 <= value <= LONGEST_S or (above_zero and value == 0):
             must = "greater than 0" if above_zero else "0 or more"
+            if value > LONGEST_S:
+                must = f"at most {LONGEST_S:.0f}"
             raise ConfigError(f"{option} is {value:g}; it must be {must}")
         if name == "small_fragments" and value < 1:
             raise ConfigError(f"{option} is {value:g}; it must be at least 1")

@@ -169,6 +169,14 @@ class DatagenItemId:
         return (self.root_key, self.segments) < (other.root_key, other.segments)
 
 
+def id_text(item_id: object) -> str:
+    """The stored path of an id that was passed as text or as DatagenItemId, whatever it spells.
+
+    Raises :class:`InvalidItemIdError` for anything else, and for text that UTF-8 cannot hold.
+    """
+    return _encodable(str(item_id) if isinstance(item_id, DatagenItemId) else item_id, "item id")
+
+
 @lru_cache(maxsize=65536)
 def canonical_ids(item_id: str) -> tuple[str, str | None]:
     """``(root_item_id, parent_item_id)`` of a stored path, which must be spelled canonically.

@@ -53,7 +53,7 @@ def validate_append(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     An absent status of ITEM_CREATED and FAILED is filled in, and an event that the batch holds
     twice, identically, is kept once. Nothing else changes.
     """
-    given = list(events)
+    given = _listed(events)
     if _are_composed(given):
         return given
     checked: list[DatagenEvent] = []
@@ -91,6 +91,15 @@ def validate_append(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     return checked
 
 
+def _listed(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
+    if isinstance(events, DatagenEvent | str) or not isinstance(events, Iterable):
+        raise InvalidEventError(
+            f"append takes a list of DatagenEvent objects, not {type(events).__name__}",
+            code="wrong_type",
+        )
+    return list(events)
+
+
 def _are_composed(events: Sequence[DatagenEvent]) -> bool:
     """Whether all were composed by stream writers and have ids and places of their own.
 
@@ -108,7 +117,7 @@ def _are_composed(events: Sequence[DatagenEvent]) -> bool:
 
 def validate_checkpoint(events: Iterable[DatagenEvent]) -> list[DatagenEvent]:
     """As :func:`validate_append`, and the batch is exactly one step's checkpoint."""
-    given = list(events)
+    given = _listed(events)
     if _is_composed_checkpoint(given):
         return given
     _check_checkpoint(given)
@@ -129,6 +138,8 @@ def _is_composed_checkpoint(events: Sequence[DatagenEvent]) -> bool:
 
 
 def _check_checkpoint(given: list[DatagenEvent]) -> None:
+    for index, event in enumerate(given):
+        _check_type(event, index)
     completions = [event for event in given if event.event_type is _T.STEP_COMPLETED]
     for index, event in enumerate(given):
         if event.event_type not in _CHECKPOINT_EVENTS:
@@ -176,12 +187,7 @@ def check_stored_event(event: DatagenEvent) -> None:
 
 
 def _checked_event(event: DatagenEvent) -> DatagenEvent:
-    if not isinstance(event, DatagenEvent):
-        raise InvalidEventError(
-            f"append takes DatagenEvent objects, not {type(event).__name__}; "
-            "DatagenEvent.from_dict makes one",
-            code="wrong_type",
-        )
+    _check_type(event)
     if event.schema_version != DATAGEN_SCHEMA_VERSION:
         raise InvalidEventError(
             f"schema_version {event.schema_version!r} cannot be written; this package writes "
@@ -190,6 +196,16 @@ def _checked_event(event: DatagenEvent) -> DatagenEvent:
         )
     _check_row(event, stored=False)
     return _checked_tags(_checked_status(event))
+
+
+def _check_type(event: object, index: int | None = None) -> None:
+    if not isinstance(event, DatagenEvent):
+        raise InvalidEventError(
+            f"append takes DatagenEvent objects, not {type(event).__name__}; "
+            "DatagenEvent.from_dict makes one",
+            code="wrong_type",
+            index=index,
+        )
 
 
 def _check_row(event: DatagenEvent, *, stored: bool) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from datagen_ray.errors import ConfigError, DatagenError, InternalError, StorageError
+from datagen_ray.store.bounds import check_count, check_seconds
 from datagen_ray.store.merge import MergeReport, ShardMerger
 from datagen_ray.store.shard import ShardManifest
 
@@ -40,6 +41,9 @@ class CleanupOptions:
     longest_pause_s: float = 1.0
 
     def __post_init__(self) -> None:
+        check_count("max_bytes", self.max_bytes)
+        for name in ("slow_step_s", "longest_pause_s"):
+            check_seconds(name, getattr(self, name))
         if self.max_generations < 1 or self.slow_generations < self.max_generations:
             raise ConfigError(
                 f"cleanup at {self.max_generations} generations with the writer slowed above "
@@ -75,10 +79,7 @@ class PeriodicCleanup:
         on_error: Callable[[DatagenError], None] | None = None,
         randomness: random.Random | None = None,
     ) -> None:
-        if interval_s <= 0:
-            raise ConfigError(
-                f"a cleanup every {interval_s} s is not possible; pass a time above 0"
-            )
+        check_seconds("interval_s", interval_s, above_zero=True)
         self._merger = merger
         self._interval_s = interval_s
         self._options = options or CleanupOptions()

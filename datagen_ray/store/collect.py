@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.crashpoints import crash_point
-from datagen_ray.errors import ConfigError
 from datagen_ray.store import layout
+from datagen_ray.store.bounds import check_seconds
 from datagen_ray.store.claim import sync_manifest
 from datagen_ray.store.commits import CommitSync, unchecked
 from datagen_ray.store.creation import open_log
@@ -100,13 +100,9 @@ def collect_garbage(
     before each group of deletions, and stops the collection by raising. A collection that is
     killed half-way is finished by the next one.
     """
-    for name, value in (
-        ("grace", grace_s),
-        ("WAL retention", wal_retention_s),
-        ("leftover age", leftover_age_s),
-    ):
-        if value < 0:
-            raise ConfigError(f"the {name} is {value} s; it cannot be negative")
+    check_seconds("grace_s", grace_s)
+    check_seconds("wal_retention_s", wal_retention_s)
+    check_seconds("leftover_age_s", leftover_age_s)
     collector = _Collector(
         storage,
         dry_run,

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from datagen_ray.crashpoints import crash_point
-from datagen_ray.errors import ConfigError
+from datagen_ray.store.bounds import check_seconds
 from datagen_ray.store.commits import CommitSync, commit_with_retries, unchecked
 from datagen_ray.store.creation import open_log
 from datagen_ray.store.storage import LogStorage
@@ -144,8 +144,7 @@ def cleanup_old_versions(
     A read that began on such a version fails or starts again, so keep the retention longer than
     the longest export. Files that no version names yet stay: a merge may be about to name them.
     """
-    if retention_s < 0:
-        raise ConfigError(f"the version retention is {retention_s} s; it cannot be negative")
+    check_seconds("retention_s", retention_s)
 
     def remove() -> Any:
         # Lance keeps the version of the handle and all later ones. So that one must be durable,

@@ -21,6 +21,7 @@ from datagen_ray.errors import ConfigError, LogNotFoundError, StorageError
 from datagen_ray.log.schema import DATAGEN_SCHEMA
 from datagen_ray.store import layout
 from datagen_ray.store.datasets import open_dataset
+from datagen_ray.store.forks import check_may_write, note_use
 from datagen_ray.store.lance_errors import (
     LANCE_ERRORS,
     is_creation_race,
@@ -49,6 +50,7 @@ def create_log(
     storage = LogStorage(uri, storage_options, fsync=fsync)
     dataset = _open(storage)
     if dataset is None:
+        check_may_write(uri)
         if storage.is_local:
             _check_local_place(storage)
             _create_local(storage)
@@ -175,6 +177,7 @@ def _create_remote(storage: LogStorage) -> None:
 
 
 def _write_empty(storage: LogStorage) -> Any:
+    note_use()
     try:
         return lance.write_dataset(
             pa.Table.from_batches([], schema=DATAGEN_SCHEMA),

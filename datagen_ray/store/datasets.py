@@ -6,6 +6,7 @@ from typing import Any
 
 import lance
 
+from datagen_ray.store.forks import note_use
 from datagen_ray.store.lance_errors import LancePanicError
 
 
@@ -14,6 +15,7 @@ def open_dataset(uri: str, **options: Any) -> Any:
 
     Raises :data:`~datagen_ray.store.lance_errors.LANCE_ERRORS`.
     """
+    note_use()
     try:
         return lance.dataset(uri, **options)
     except BaseException as error:

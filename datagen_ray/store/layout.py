@@ -41,12 +41,13 @@ _LEASE_NAME = re.compile(r"lease-([1-9][0-9]*)\.json")
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ONLY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/+")
 """What is left of ``s3://$BUCKET`` when the variable is empty."""
+_UNNAMEABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _MAX_NAME_LENGTH = 200
 
 
 def experiment_uri(root: str, pipeline: str, experiment: str) -> str:
     """The folder of one experiment under a durable root (a path or a URL)."""
-    if not root or root != root.strip():
+    if not root or not is_plain_text(root) or root != root.strip():
         raise ConfigError(f"the durable root {root!r} is not a path; pass a folder or an URL")
     for what, name in (("pipeline", pipeline), ("experiment", experiment)):
         if not _SAFE_NAME.fullmatch(name) or len(name) > _MAX_NAME_LENGTH:
@@ -82,9 +83,18 @@ def experiment_of(log: str) -> str:
 
 def shard_uuid(name: str) -> str:
     """The shard of a slot name; the same name is the same shard after any restart."""
-    if not name:
+    if name == "":
         raise ConfigError(f"a shard name cannot be empty; the default is {DEFAULT_SLOT!r}")
+    if not is_plain_text(name):
+        raise ConfigError(
+            f"the shard name {name!r} cannot be stored; name it in text, without control characters"
+        )
     return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+def is_plain_text(name: object) -> bool:
+    """Whether it is text without lone surrogates and control characters, which names must be."""
+    return isinstance(name, str) and not _UNNAMEABLE.search(name)
 
 
 def bit_reversed(number: int) -> str:

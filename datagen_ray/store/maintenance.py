@@ -24,6 +24,7 @@ from typing import Any
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import DatagenError, LeaseLostError
 from datagen_ray.store import layout
+from datagen_ray.store.bounds import check_count, check_seconds
 from datagen_ray.store.claim import flush_tails
 from datagen_ray.store.collect import (
     GRACE_S,
@@ -64,6 +65,7 @@ class MaintenanceOptions:
 
     ``small_fragments``: that many make a compaction due; 1 compacts whenever there is any to join.
     The times are in seconds; see `collect` and `compaction` for what each must cover.
+    Raises ConfigError for a number out of its range.
     """
 
     small_fragments: int = SMALL_FRAGMENTS
@@ -71,6 +73,11 @@ class MaintenanceOptions:
     grace_s: float = GRACE_S
     wal_retention_s: float = WAL_RETENTION_S
     leftover_age_s: float = LEFTOVER_AGE_S
+
+    def __post_init__(self) -> None:
+        check_count("small_fragments", self.small_fragments)
+        for name in ("version_retention_s", "grace_s", "wal_retention_s", "leftover_age_s"):
+            check_seconds(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ call, whoever wrote it and however far it was flushed, merged or compacted. Blob
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -14,7 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datagen_ray.errors import ConfigError, DamagedLogError, ItemViolationError, StorageError
+from datagen_ray.errors import (
+    ConfigError,
+    DamagedLogError,
+    InvalidItemIdError,
+    ItemViolationError,
+    StorageError,
+)
 from datagen_ray.log.events import DatagenEvent, DatagenEventType
 from datagen_ray.log.fold import (
     DatagenFailure,
@@ -27,7 +34,7 @@ from datagen_ray.log.fold import (
     group_by_item,
     item_failures,
 )
-from datagen_ray.log.ids import DatagenItemId
+from datagen_ray.log.ids import DatagenItemId, id_text
 from datagen_ray.log.schema import DATAGEN_SCHEMA, EVENT_COLUMNS, decode_batch
 from datagen_ray.log.values import DatagenBlobValue, DatagenValue
 from datagen_ray.store.bulk import (
@@ -66,8 +73,22 @@ ROWS_PER_LOOKUP = 100
 """Rows of the base table that a pass takes in while an index finds one id; measured, 65 to 100."""
 
 
-def _key(item_id: str | DatagenItemId) -> str:
-    return str(item_id)
+def _keys(item_ids: Iterable[str | DatagenItemId]) -> list[str]:
+    if isinstance(item_ids, str | bytes | DatagenItemId) or not isinstance(item_ids, Iterable):
+        raise InvalidItemIdError(
+            f"{item_ids!r} is not a list of item ids; pass one, such as ['5']", code="wrong_type"
+        )
+    return list(map(id_text, item_ids))
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not _is_utf8(value):
+        raise ConfigError(f"{what} is {value!r}; it must be text that UTF-8 can hold")
+    return value
+
+
+def _is_utf8(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def _event_order(event: DatagenEvent) -> tuple[str, int, str]:
@@ -84,7 +105,7 @@ class LogReads:
 
     def events_for_item(self, item_id: str | DatagenItemId) -> list[DatagenEvent]:
         """All events of one item by ``(item_seq, event_id)``; empty when there are none."""
-        return self._events(Keys("item_id", (_key(item_id),)))
+        return self._events(Keys("item_id", (id_text(item_id),)))
 
     def fold_item(
         self, item_id: str | DatagenItemId, *, load_blobs: bool = False
@@ -101,6 +122,8 @@ class LogReads:
 
     def state_at(self, item_id: str | DatagenItemId, item_seq: int) -> FoldedDatagenItem | None:
         """The state of an item as of one of its events; None before it was created."""
+        if not isinstance(item_seq, int):
+            raise ConfigError(f"item_seq is {item_seq!r}; it must be a whole number")
         events = self.events_for_item(item_id)
         return fold_datagen_events(event for event in events if event.item_seq <= item_seq)
 
@@ -117,7 +140,7 @@ class LogReads:
 
     def events_for_root(self, root_id: str | DatagenItemId) -> list[DatagenEvent]:
         """The events of a root and all its sub-items by ``(item_id, item_seq, event_id)``."""
-        return self._events(Keys("root_item_id", (_key(root_id),)))
+        return self._events(Keys("root_item_id", (id_text(root_id),)))
 
     def item_tree(self, root_id: str | DatagenItemId) -> DatagenItemTree:
         """A root and all its sub-items, each at its latest state."""
@@ -129,19 +152,17 @@ class LogReads:
         self, root_ids: Iterable[str | DatagenItemId]
     ) -> dict[str, list[DatagenEvent]]:
         """As :meth:`events_for_root` for many roots in one pass; every id asked for is a key."""
-        grouped: dict[str, list[DatagenEvent]] = {_key(root_id): [] for root_id in root_ids}
+        grouped: dict[str, list[DatagenEvent]] = {key: [] for key in _keys(root_ids)}
         return {**grouped, **self._made_of("root_item_id", list(grouped), lambda events: events)}
 
     def fold_items(self, item_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemLookup]:
         """As :meth:`fold_item` for many items in one pass; every id asked for is a key."""
-        lookups: dict[str, DatagenItemLookup] = {
-            _key(item_id): NeverStarted() for item_id in item_ids
-        }
+        lookups: dict[str, DatagenItemLookup] = {key: NeverStarted() for key in _keys(item_ids)}
         return {**lookups, **self._made_of("item_id", list(lookups), look_up)}
 
     def fold_roots(self, root_ids: Iterable[str | DatagenItemId]) -> dict[str, DatagenItemTree]:
         """As :meth:`item_tree` for many roots in one pass; every id asked for is a key."""
-        trees = dict.fromkeys(map(_key, root_ids), fold_tree(()))
+        trees = dict.fromkeys(_keys(root_ids), fold_tree(()))
         return {**trees, **self._made_of("root_item_id", list(trees), fold_tree)}
 
     def root_item_statuses(
@@ -159,7 +180,7 @@ class LogReads:
         half the time. Damage to a root's steps or fields then goes unnoticed: such a root is
         listed with the status that its events say, and what folds it later finds the damage.
         """
-        ids = None if root_ids is None else sorted({_key(root_id) for root_id in root_ids})
+        ids = None if root_ids is None else sorted(set(_keys(root_ids)))
         exact = Exact(self._exact_rows, self._violations)
         columns = LIFECYCLE_COLUMNS if lifecycle_only else STATUS_COLUMNS
 
@@ -188,7 +209,7 @@ class LogReads:
         """Every failure of the log, or of one run, by item and ``item_seq``."""
         where = pc.field("event_type") == DatagenEventType.FAILED.value
         if run_id is not None:
-            where = where & (pc.field("run_id") == run_id)
+            where = where & (pc.field("run_id") == _text(run_id, "run_id"))
         return [failure_of(event) for event in self._events(where)]
 
     def events(
@@ -200,13 +221,21 @@ class LogReads:
 
         ``where`` is a pyarrow expression over the columns of the log, for example
         ``pyarrow.compute.field("step_name") == "draft"``. ``value_blob`` is read only when it is
-        among ``columns``.
+        among ``columns``. Raises :class:`ConfigError` at once for columns and filters that the log
+        cannot answer.
         """
+        if isinstance(columns, str):
+            raise ConfigError(f"columns is {columns!r}; pass a list of names")
         unknown = [name for name in columns if name not in DATAGEN_SCHEMA.names]
         if unknown:
             raise ConfigError(
                 f"the log has no column {unknown[0]!r}; it has {', '.join(DATAGEN_SCHEMA.names)}"
             )
+        twice = [name for name, count in Counter(columns).items() if count > 1]
+        if twice:
+            raise ConfigError(f"columns has {twice[0]!r} more than once; name each column once")
+        if where is not None:
+            _check_filter(where, columns)
         return self._streamed(columns, where)
 
     def _streamed(
@@ -235,6 +264,7 @@ class LogReads:
         Size and checksum are verified where the log has them; raises :class:`DamagedLogError`
         when they disagree.
         """
+        _text(event_id, "event_id")
         found = self._retried(lambda snapshot: snapshot.blob(event_id))
         return None if found is None else verified_blob(found.bytes, found, event_id)
 
@@ -244,13 +274,19 @@ class LogReads:
         """The bytes of a blob field of a folded item, or of the item with that id.
 
         None when the item has no such field or it is not a blob. ``index`` picks one value of an
-        appended field. Size and checksum are verified where the log has them; raises
-        :class:`DamagedLogError` when they disagree.
+        appended field; raises :class:`ConfigError` where there is no such value. Size and checksum
+        are verified where the log has them; raises :class:`DamagedLogError` when they disagree.
         """
         folded = item if isinstance(item, FoldedDatagenItem) else self.fold_item(item).folded()
         field = None if folded is None else folded.fields.get(field_name)
-        if field is None or field.kind != "blob":
+        if folded is None or field is None or field.kind != "blob":
             return None
+        count = len(field.values)
+        if not isinstance(index, int) or not -count <= index < count:
+            raise ConfigError(
+                f"index is {index!r}; field {field_name!r} of item {folded.item_id!r} has "
+                f"{count} values, so it must be from {-count} to {count - 1}"
+            )
         event_id, reference = field.event_ids[index], field.values[index].raw
         data = self.get_blob(event_id)
         if not isinstance(reference, DatagenBlobValue):
@@ -347,6 +383,27 @@ class LogReads:
             except ItemViolationError as error:
                 found[item_id] = error
         return found
+
+
+def _check_filter(where: pc.Expression, columns: Sequence[str]) -> None:
+    """Refuse a filter that the log cannot answer; tried on a table of no rows."""
+    if not isinstance(where, pc.Expression):
+        raise ConfigError(
+            f"where is {where!r}; pass a pyarrow expression, such as "
+            'pyarrow.compute.field("step_name") == "draft"'
+        )
+    # What lies in memory is filtered without the bytes of blobs, unless they are asked for
+    names = dict.fromkeys([*EVENT_COLUMNS, *columns])
+    rows = empty_table(list(names))
+    try:
+        rows.filter(where)
+        where.to_substrait(rows.schema)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"the filter {where} cannot be used: {reason}; compare columns of the log with values "
+            "of their types"
+        ) from error
 
 
 def _pieces_in(

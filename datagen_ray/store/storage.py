@@ -25,6 +25,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, ObjectStore, from_url
 
 from datagen_ray.errors import ConfigError, StorageError
+from datagen_ray.store import layout
 
 PARALLEL_REQUESTS = 16
 """Requests in flight for one bulk read from an object store."""
@@ -75,6 +76,10 @@ class LogStorage:
         *,
         fsync: bool = True,
     ) -> None:
+        if not layout.is_plain_text(uri):
+            raise ConfigError(
+                f"{uri!r} names no log; pass a path or URL as text, without control characters"
+            )
         self.uri = uri.rstrip("/") or "/"
         self.storage_options = dict(storage_options or {})
         self.local_root = local_path(uri)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from datagen_ray.clock import Clock, utc_now
 from datagen_ray.errors import ConfigError, DatagenError, InvalidEventError
 from datagen_ray.log.events import DatagenEvent
-from datagen_ray.log.ids import DatagenItemId, canonical_ids
+from datagen_ray.log.ids import DatagenItemId, canonical_ids, id_text
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.validate import validate_append, validate_checkpoint
 from datagen_ray.store import layout
@@ -37,6 +38,7 @@ from datagen_ray.store.compaction import (
     refresh_indexes,
 )
 from datagen_ray.store.creation import create_log, open_log
+from datagen_ray.store.forks import HomeProcess
 from datagen_ray.store.layout import DEFAULT_SLOT
 from datagen_ray.store.lookup import NeverStarted
 from datagen_ray.store.merge import MergeReport, ShardMerger
@@ -83,6 +85,7 @@ class DatagenStore(LogReads):
         self._owner: ShardOwner | None = None
         self._cleanup: PeriodicCleanup | None = None
         self._closed = False
+        self._home = HomeProcess()
 
     @classmethod
     def open(
@@ -105,10 +108,15 @@ class DatagenStore(LogReads):
         :class:`LogNotFoundError`. ``storage_options`` are Lance's. ``fsync=False`` acknowledges
         what a power loss can still take back. ``before_reopen`` is called before the shard is
         claimed again after a failed write, and may raise to stop that. Raises
-        :class:`ConfigError` for a place that cannot hold a log.
+        :class:`ConfigError` for a place that cannot hold a log, and in a process that was forked
+        from one with an open log where it would have to write; reading works there.
         """
         if shard_id == "":
             raise ConfigError("shard_id is empty; leave it out for the shard 'default'")
+        if shard_id is not None:
+            layout.shard_uuid(
+                shard_id
+            )  # which refuses what names no shard, before anything is made
         if read_only and shard_id is not None:
             raise ConfigError(
                 f"a read-only store claims no shard; leave out shard_id={shard_id!r} or read_only"
@@ -176,10 +184,10 @@ class DatagenStore(LogReads):
         Refuses an item that exists; ``check_exists=False`` leaves that look-up to a caller that
         has classified its items in bulk.
         """
-        path = str(item_id)
+        path = id_text(item_id)
         _, parent = canonical_ids(path)
         if parent_item_id is not None:
-            canonical_ids(parent_item_id)
+            canonical_ids(id_text(parent_item_id))
             if parent_item_id != parent:
                 raise InvalidEventError(
                     f"parent_item_id {parent_item_id!r} is not the parent of item {path!r}; "
@@ -207,7 +215,7 @@ class DatagenStore(LogReads):
 
         Writes nothing. Raises :class:`InvalidEventError` for an item that has ended.
         """
-        canonical_ids(str(item_id))
+        canonical_ids(id_text(item_id))
         folded = self.fold_item(item_id).folded()
         if folded is None:
             return None
@@ -254,6 +262,7 @@ class DatagenStore(LogReads):
         self._check_may_change()
         owner = self._writer()
         with self._lock:
+            self._check_open()
             if self._cleanup is not None and self._cleanup.is_alive:
                 raise ConfigError(f"the store of {self.uri} has a periodic cleanup already")
             cleanup = PeriodicCleanup(
@@ -328,7 +337,12 @@ class DatagenStore(LogReads):
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is queued, flush it, and let the shard go. Idempotent; reads end too."""
+        """Write what is queued, flush it, and let the shard go. Idempotent; reads end too.
+
+        In a process forked since the store was opened it does nothing: the shard is the other's.
+        """
+        if not self._home.is_this:
+            return
         with self._lock:
             self._closed = True
             owner, cleanup = self._owner, self._cleanup
@@ -339,6 +353,11 @@ class DatagenStore(LogReads):
         finally:
             if owner is not None:
                 owner.close()
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        # As files do. The writer's thread goes on, and so does its hold of the shard.
+        if not getattr(self, "_closed", True) and self._owner is not None and self._home.is_this:
+            warn(f"unclosed store of {self.uri}", ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> DatagenStore:
         return self
@@ -352,6 +371,7 @@ class DatagenStore(LogReads):
         self.close()
 
     def _check_may_change(self) -> None:
+        self._home.check(f"the store of {self.uri}")
         if self.read_only:
             raise ConfigError(
                 f"{self.uri} was opened read-only; open it without read_only to maintain it"
@@ -368,7 +388,12 @@ class DatagenStore(LogReads):
         done.set_result(None)
         return done
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError(f"the store of {self.uri} is closed; open it again")
+
     def _writer(self) -> ShardOwner:
+        self._home.check(f"the store of {self.uri}")
         owner = self._owner
         if owner is not None:
             return owner
@@ -377,8 +402,7 @@ class DatagenStore(LogReads):
                 f"{self.uri} was opened read-only; open it without read_only to write"
             )
         with self._lock:
-            if self._closed:
-                raise ConfigError(f"the store of {self.uri} is closed; open it again")
+            self._check_open()
             if self._owner is None:
                 self._owner = ShardOwner.claim(
                     self.uri,

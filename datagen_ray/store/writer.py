@@ -34,7 +34,9 @@ from datagen_ray.log.events import DatagenEvent
 from datagen_ray.log.validate import batch_size_bytes
 from datagen_ray.store import layout
 from datagen_ray.store.appender import WalAppender
+from datagen_ray.store.bounds import check_count, check_seconds
 from datagen_ray.store.claim import claim_shard
+from datagen_ray.store.forks import HomeProcess, check_may_write
 from datagen_ray.store.grouping import group_appends
 from datagen_ray.store.shard import ShardManifest
 from datagen_ray.store.storage import LogStorage
@@ -52,7 +54,7 @@ class WriterOptions:
     may be larger and then goes alone). ``queue_rows``/``queue_bytes`` bound what waits before
     `ShardOwner.submit` blocks. ``reopen_attempts`` claims are tried after a failed write,
     ``reopen_pause_s`` apart. ``idle_check_s`` is how soon an idle writer looks for a manifest
-    that a background flush wrote.
+    that a background flush wrote. Raises ConfigError for a number out of its range.
     """
 
     entry_rows: int = 4096
@@ -62,6 +64,12 @@ class WriterOptions:
     reopen_attempts: int = 3
     reopen_pause_s: float = 0.5
     idle_check_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("entry_rows", "entry_bytes", "queue_rows", "queue_bytes", "reopen_attempts"):
+            check_count(name, getattr(self, name))
+        check_seconds("reopen_pause_s", self.reopen_pause_s)
+        check_seconds("idle_check_s", self.idle_check_s, above_zero=True)
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,7 @@ class ShardOwner:
         self.uri = appender.uri
         self.slot = appender.slot
         self.shard_id = appender.shard_id
+        self._home = HomeProcess()
         self._appender = appender
         self._options = options
         self._pause = pause
@@ -134,8 +143,9 @@ class ShardOwner:
         ``fsync=False`` acknowledges what a power loss can still take back. ``before_reopen`` is
         called before the shard is claimed again after a failed write; what it raises stops the
         writer. Raises LogNotFoundError, WriterFencedError (another claimed at the same time),
-        StorageError.
+        StorageError, and ConfigError in a process that was forked from one with an open log.
         """
+        check_may_write(uri)
         options = options or WriterOptions()
         shard = layout.shard_uuid(slot)
         storage = LogStorage(uri, storage_options, fsync=fsync)
@@ -211,8 +221,11 @@ class ShardOwner:
         """Write what is queued, flush it into an SSTable, and let the shard go. Idempotent.
 
         Raises WriterFencedError when another writer has claimed the shard unnoticed until now;
-        what was acknowledged is durable all the same.
+        what was acknowledged is durable all the same. In a process forked since it was opened it
+        does nothing: the shard is the other's.
         """
+        if not self._home.is_this:
+            return
         done = self._control("close")
         self._pause.set()
         try:
@@ -250,6 +263,7 @@ class ShardOwner:
     # -- the queue ---------------------------------------------------------------------------
 
     def _new_append(self, events: Sequence[DatagenEvent], waiter: Waiter) -> Append:
+        self._home.check(f"the writer of slot {self.slot!r}")
         size = batch_size_bytes(events)
         most = self._appender.max_rows
         if len(events) > most or size > MAX_APPEND_BYTES:
@@ -277,6 +291,7 @@ class ShardOwner:
             self._work.notify()
 
     def _control(self, action: _Action) -> Future[None]:
+        self._home.check(f"the writer of slot {self.slot!r}")
         control = _Control(action, Future())
         with self._lock:
             if self._state != "closed":
