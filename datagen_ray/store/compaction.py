@@ -18,7 +18,15 @@ from datagen_ray.crashpoints import crash_point
 from datagen_ray.store.bounds import check_seconds
 from datagen_ray.store.commits import CommitSync, commit_with_retries, unchecked
 from datagen_ray.store.creation import open_log
+from datagen_ray.store.lance_errors import (
+    LANCE_ERRORS,
+    REFUSED_PHRASE,
+    is_cut_off,
+    is_vanished,
+    translate,
+)
 from datagen_ray.store.storage import LogStorage
+from datagen_ray.store.wholeness import lost_indexes
 
 INDEXED_COLUMNS = ("event_id", "item_id", "root_item_id")
 ROWS_PER_FRAGMENT = 1 << 17
@@ -105,22 +113,41 @@ def refresh_indexes(
 ) -> IndexReport:
     """Make the indexes that look-ups use, and have them cover rows that were added since.
 
-    A small addition becomes a part of its own; when there are several parts, they are joined.
+    A small addition becomes a part of its own; when there are several parts, they are joined. An
+    index that is damaged, or whose files are gone, is made anew.
     """
     dataset = _open(storage)
     if dataset.count_rows() == 0:
         return IndexReport()
+    created = list(rebuild_lost_indexes(storage, before_commit=before_commit))
+    dataset = _open(storage)
     names = _index_names(dataset)
-    created, extended = [], []
+    extended = []
     for column in INDEXED_COLUMNS:
         if column not in names:
-            _committed(storage, _creating(column), before_commit, f"indexing {column}")
+            work = _creating(column, f"{column}_idx")
+            _committed(storage, work, before_commit, f"indexing {column}")
             created.append(column)
         elif _uncovered(dataset, names[column]):
             _committed(storage, _extending(names[column]), before_commit, f"indexing {column}")
             extended.append(column)
         crash_point("after_index_refresh")
     return IndexReport(tuple(created), tuple(extended), max(uncovered_rows(storage).values()))
+
+
+def rebuild_lost_indexes(
+    storage: LogStorage, *, before_commit: Callable[[], None] = unchecked
+) -> tuple[str, ...]:
+    """Make the indexes anew that cannot be read any more; the columns that they are of."""
+    dataset = _open(storage)
+    cut_off = lost_indexes(storage)
+    rebuilt = []
+    for column, name in _index_names(dataset).items():
+        if name in cut_off or not _is_readable(dataset, name):
+            work = _creating(column, name)
+            _committed(storage, work, before_commit, f"indexing {column} anew")
+            rebuilt.append(column)
+    return tuple(rebuilt)
 
 
 def uncovered_rows(storage: LogStorage) -> dict[str, int]:
@@ -196,15 +223,13 @@ def _compacting(most_bytes: int | None) -> Callable[[Any], Any]:
     return compact_some
 
 
-def _creating(column: str) -> Callable[[Any], Any]:
-    return lambda dataset: dataset.create_scalar_index(
-        column, "BTREE", name=f"{column}_idx", replace=True
-    )
+def _creating(column: str, name: str) -> Callable[[Any], Any]:
+    return lambda dataset: dataset.create_scalar_index(column, "BTREE", name=name, replace=True)
 
 
 def _extending(name: str) -> Callable[[Any], Any]:
     def extend(dataset: Any) -> None:
-        parts = dataset.stats.index_stats(name)["num_indices"]
+        parts = _statistics(dataset, name)["num_indices"]
         joined = parts if parts >= _MAX_INDEX_PARTS else 0
         dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=joined)
 
@@ -213,7 +238,7 @@ def _extending(name: str) -> Callable[[Any], Any]:
 
 def _joining(name: str) -> Callable[[Any], Any]:
     def join(dataset: Any) -> None:
-        parts = dataset.stats.index_stats(name)["num_indices"]
+        parts = _statistics(dataset, name)["num_indices"]
         if parts > 1 or _uncovered(dataset, name):
             dataset.optimize.optimize_indices(index_names=[name], num_indices_to_merge=parts)
 
@@ -230,4 +255,22 @@ def _index_names(dataset: Any) -> dict[str, str]:
 
 
 def _uncovered(dataset: Any, name: str) -> int:
-    return int(dataset.stats.index_stats(name)["num_unindexed_rows"])
+    return int(_statistics(dataset, name)["num_unindexed_rows"])
+
+
+def _statistics(dataset: Any, name: str) -> Any:
+    try:
+        return dataset.stats.index_stats(name)
+    except LANCE_ERRORS as error:
+        raise translate(error, f"looking at index {name} of {dataset.uri}") from error
+
+
+def _is_readable(dataset: Any, name: str) -> bool:
+    try:
+        dataset.stats.index_stats(name)
+    except LANCE_ERRORS as error:
+        # The name is one that Lance has listed, so what it refuses is what it finds in the file
+        if is_vanished(error) or is_cut_off(error) or REFUSED_PHRASE in str(error):
+            return False
+        raise translate(error, f"looking at index {name} of {dataset.uri}") from error
+    return True

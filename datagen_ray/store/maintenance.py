@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from datagen_ray.clock import Clock, utc_now
@@ -43,6 +43,7 @@ from datagen_ray.store.compaction import (
     cleanup_old_versions,
     compact,
     is_compaction_due,
+    rebuild_lost_indexes,
     refresh_indexes,
 )
 from datagen_ray.store.creation import open_log
@@ -51,7 +52,7 @@ from datagen_ray.store.merge import MergedGeneration, ShardMerger
 from datagen_ray.store.shard import list_shards, read_latest_manifest
 from datagen_ray.store.shared_compaction import Rewriter, compact_by
 from datagen_ray.store.storage import LogStorage
-from datagen_ray.store.wholeness import check_base
+from datagen_ray.store.wholeness import check_base, lost_indexes
 
 _GENERATIONS_AN_INDEX = 4
 _BYTES_AN_INDEX = 48 << 20
@@ -155,15 +156,20 @@ def maintain_once(
     is called before each commit and deletion; pass `MaintenanceLease.check_still_leader` where
     several may maintain. Raises LogNotFoundError, ConfigError, and what that check raises;
     everything else that goes wrong is in the report's ``failures``. On a log that a power loss
-    left with files cut off it does nothing but raise DamagedLogError.
+    left with rows cut off it does nothing but raise DamagedLogError; indexes are made anew.
     """
     open_log(uri, storage_options)
     started = time.perf_counter()
     storage = LogStorage(uri, storage_options, fsync=fsync)
-    # What is committed on top of a version that is not whole makes its loss final
-    check_base(storage)
     limits = options or MaintenanceOptions()
     report = MaintenanceReport()
+    rebuilt: tuple[str, ...] = ()
+    if lost_indexes(storage):
+        # First: merges look rows up, and nothing is lost by what is made of whole rows
+        with _part(report, "indexes"):
+            rebuilt = rebuild_lost_indexes(storage, before_commit=check_still_leader)
+    # What is committed on top of a version that is not whole makes its loss final
+    check_base(storage)
     skipped = {layout.shard_uuid(slot) for slot in skip_slots}
     check = check_still_leader
 
@@ -179,7 +185,8 @@ def maintain_once(
                 else compact_by(rewriter, storage, before_commit=check)
             )
     with _part(report, "indexes"):
-        report.indexes = refresh_indexes(storage, before_commit=check)
+        indexes = refresh_indexes(storage, before_commit=check)
+        report.indexes = replace(indexes, created=(*rebuilt, *indexes.created))
     with _part(report, "old versions"):
         report.versions = cleanup_old_versions(
             storage, retention_s=limits.version_retention_s, before_commit=check

@@ -4,7 +4,8 @@ A lost machine can leave files that were written but not synced yet empty, short
 what lists them is there: a version of the base table, or an SSTable. Nothing was ever relied on
 that was not synced, so the cure is to go back to what was, which is what `repair` does. Building on
 such a version instead, and syncing that, would make the loss final: hence the check before a shard
-is claimed and before maintenance.
+is claimed and before maintenance. An index holds nothing of its own, so on whole rows it can be
+made anew.
 
 Sizes are compared where they are recorded; where not, a file without content is taken as cut off.
 Object stores have no such files.
@@ -24,6 +25,10 @@ from datagen_ray.store.shard import SsTable, list_shards, read_latest_manifest
 from datagen_ray.store.storage import LogStorage
 
 REPAIR = "if the machine lost power, run `datagen-ray repair`, else restore the file"
+_MAKE_ANEW = (
+    "if the machine lost power, run `datagen-ray repair`, else `datagen-ray maintain {} --once`, "
+    "which makes the index anew"
+)
 
 
 def check_whole(storage: LogStorage) -> None:
@@ -41,7 +46,8 @@ def check_base(storage: LogStorage) -> None:
         version, reason = damage
         newest = base_versions(storage)[0]
         if newest == version:
-            raise DamagedLogError(f"the base table of {storage.uri} is damaged: {reason}; {REPAIR}")
+            cure = _MAKE_ANEW.format(storage.uri) if lost_indexes(storage) else REPAIR
+            raise DamagedLogError(f"the base table of {storage.uri} is damaged: {reason}; {cure}")
         # it was replaced meanwhile, and its files may have been removed
 
 
@@ -69,6 +75,23 @@ def base_damage(storage: LogStorage, version: int | None = None) -> tuple[int, s
     except LANCE_ERRORS as error:
         return looked_at, f"version {looked_at} cannot be opened ({_first_line(error)})"
     return None if found is None else (looked_at, f"version {looked_at} lists {found}")
+
+
+def lost_indexes(storage: LogStorage) -> list[str]:
+    """The names of the base table's indexes of which files are gone or cut off.
+
+    None if the rows are not whole either: then nothing may be built on that version.
+    """
+    if not storage.is_local:
+        return []
+    root = storage.path()
+    try:
+        dataset = open_dataset(root)
+        if _cut_off_file(dataset, root) is not None:
+            return []
+        return [name for name, _ in _cut_off_indexes(dataset, root)]
+    except LANCE_ERRORS:
+        return []  # it cannot be opened, which is what `base_damage` reports
 
 
 def sstable_damage(storage: LogStorage, shard: str, table: SsTable) -> str | None:
@@ -105,19 +128,30 @@ def _cut_off_file(dataset: Any, root: str) -> str | None:
 
 
 def _cut_off_index(dataset: Any, root: str) -> str | None:
+    return next((found for _, found in _cut_off_indexes(dataset, root)), None)
+
+
+def _cut_off_indexes(dataset: Any, root: str) -> Iterator[tuple[str, str]]:
+    """The names of indexes that are cut off, and what of them is."""
     for index in dataset.describe_indices():
         if index.index_type == "MemWal":
             continue  # it has no files
-        for segment in index.segments:
-            folder = os.path.join(root, "_indices", str(segment.uuid))
-            if not os.path.isdir(folder) or not os.listdir(folder):
-                return f"{folder}, which is gone"
-            empty = next(_empty_files(folder), None)
-            if empty is not None:
-                return f"{empty}, which is empty"
-            size = sum(entry.stat().st_size for entry in os.scandir(folder))
-            if segment.size_bytes and size != segment.size_bytes:
-                return f"{folder}, which has {size} of {segment.size_bytes} bytes"
+        found = (_cut_off_segment(segment, root) for segment in index.segments)
+        damage = next((each for each in found if each is not None), None)
+        if damage is not None:
+            yield index.name, damage
+
+
+def _cut_off_segment(segment: Any, root: str) -> str | None:
+    folder = os.path.join(root, "_indices", str(segment.uuid))
+    if not os.path.isdir(folder) or not os.listdir(folder):
+        return f"{folder}, which is gone"
+    empty = next(_empty_files(folder), None)
+    if empty is not None:
+        return f"{empty}, which is empty"
+    size = sum(entry.stat().st_size for entry in os.scandir(folder))
+    if segment.size_bytes and size != segment.size_bytes:
+        return f"{folder}, which has {size} of {segment.size_bytes} bytes"
     return None
 
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from datagen_ray.errors import ConfigError, StorageError
+from datagen_ray.errors import ConfigError, DamagedLogError, StorageError
 from datagen_ray.store import commits, compaction
 from datagen_ray.store.commits import CommitConflictError, CommitSync, commit_with_retries
 from datagen_ray.store.compaction import (
@@ -18,8 +20,11 @@ from datagen_ray.store.compaction import (
     uncovered_rows,
 )
 from datagen_ray.store.creation import open_log
+from datagen_ray.store.maintenance import maintain_once
 from datagen_ray.store.snapshot import LogReader
 from datagen_ray.store.storage import LogStorage
+from datagen_ray.store.store import DatagenStore
+from datagen_ray.store.wholeness import base_versions, check_whole
 from tests.store.maintenance_support import (
     add_generations,
     base_ids,
@@ -273,3 +278,97 @@ def test_what_is_larger_than_one_commit_should_be_is_compacted_all_the_same(uri,
     monkeypatch.setattr(compaction, "_BYTES_A_COMMIT", 1)
     assert compact(LogStorage(uri)).fragments_removed == 6
     assert sorted(base_ids(uri)) == ids_of(*NAMES)
+
+
+def lose_all(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def lose_one(folder: Path) -> None:
+    shutil.rmtree(sorted(folder.iterdir())[0])
+
+
+def lose_files(folder: Path) -> None:
+    for path in folder.glob("*/page_lookup.lance"):
+        path.unlink()
+
+
+def empty_files(folder: Path) -> None:
+    for path in folder.glob("*/page_data.lance"):
+        path.write_bytes(b"")
+
+
+def overwrite_files(folder: Path) -> None:
+    for path in folder.glob("*/page_lookup.lance"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+DAMAGES = [lose_all, lose_one, lose_files, empty_files, overwrite_files]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("work", ["refresh", "maintain"])
+def test_indexes_that_are_lost_are_made_anew(uri, damage, work):
+    storage = LogStorage(uri)
+    refresh_indexes(storage)
+    damage(Path(uri) / "_indices")
+    add_generations(uri, "more")
+    if work == "refresh":
+        created = refresh_indexes(storage).created
+    else:
+        report = maintain_once(uri)
+        if damage is not overwrite_files:  # which nothing but the look-ups of merges notice
+            report.raise_first_failure()
+        created = report.indexes.created
+    assert len(created) == (1 if damage is lose_one else len(INDEXED_COLUMNS))
+    check_whole(storage)
+    maintain_once(uri).raise_first_failure()
+    assert set(uncovered_rows(storage).values()) == {0}
+    assert visible_ids(uri) == ids_of(*NAMES, "more")
+    with DatagenStore.open(uri, shard_id="other") as store:
+        assert len(store.events_for_item("item")) == len(ids_of(*NAMES, "more"))
+
+
+def test_lost_indexes_are_found_without_a_look_at_files(uri, monkeypatch):
+    """As on an object store."""
+    storage = LogStorage(uri)
+    refresh_indexes(storage)
+    lose_all(Path(uri) / "_indices")
+    monkeypatch.setattr(compaction, "lost_indexes", lambda storage: [])
+    assert sorted(refresh_indexes(storage).created) == sorted(INDEXED_COLUMNS)
+
+
+def test_no_index_is_made_on_rows_that_are_cut_off(uri):
+    storage = LogStorage(uri)
+    refresh_indexes(storage)
+    lose_all(Path(uri) / "_indices")
+    next((Path(uri) / "data").iterdir()).write_bytes(b"")
+    version = base_versions(storage)[0]
+    with pytest.raises(DamagedLogError):
+        maintain_once(uri)
+    assert base_versions(storage)[0] == version
+
+
+def test_reads_say_how_lost_indexes_are_made_anew(uri):
+    refresh_indexes(LogStorage(uri))
+    lose_all(Path(uri) / "_indices")
+    cure = f"`datagen-ray maintain {uri} --once`"
+    store = DatagenStore.open(uri, read_only=True)
+    with store, pytest.raises(DamagedLogError, match=cure):
+        store.fold_item("item")
+
+
+def test_statistics_that_cannot_be_read_are_an_error_of_the_storage(uri, monkeypatch):
+    storage = LogStorage(uri)
+    refresh_indexes(storage)
+
+    class Broken:
+        def index_stats(self, name):
+            raise OSError("Failed to get index statistics: the disk is on fire")
+
+    monkeypatch.setattr(type(open_log(uri)), "stats", Broken())
+    for work in (refresh_indexes, uncovered_rows):
+        with pytest.raises(StorageError, match="looking at index"):
+            work(storage)
+    failures = maintain_once(uri).failures
+    assert [failure.part for failure in failures] == ["indexes"]
