@@ -15,6 +15,7 @@ import base64
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +27,16 @@ import typer
 
 from datagen_ray.cli.items import by_value
 from datagen_ray.cli.look import LogUri, StorageOption, open_log
+from datagen_ray.cli.text import shown
 from datagen_ray.errors import ConfigError
 from datagen_ray.log.events import DatagenItemStatus
 from datagen_ray.log.fold import FoldedDatagenItem
 from datagen_ray.log.values import DatagenBlobValue
+from datagen_ray.store.storage import local_path
 from datagen_ray.store.store import DatagenStore
 
 ID_COLUMN = "item_id"
+_SHIFTED = re.compile(f"{ID_COLUMN}(_field)*")
 _ROOTS_A_READ = 2000
 _TYPES = {
     bool: pa.bool_(),
@@ -62,11 +66,12 @@ def export(
         raise ConfigError(f"--to {to!r}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise ConfigError(f"--to {to!r} is a folder; name a file")
+    _check_outside(path, log_uri)
     with open_log(log_uri, storage_option) as store:
         statuses = store.root_item_statuses()
         ids = sorted(statuses.with_status(DatagenItemStatus.COMPLETED), key=by_value)
         for item_id, error in sorted(statuses.violations.items()):
-            typer.echo(f"left out, damaged: {item_id}: {error}", err=True)
+            typer.echo(shown(f"left out, damaged: {item_id}: {error}"), err=True)
         rows = _Rows(store, ids)
         _write_whole(path, lambda file: write(file, rows, path.parent))
     data = {"rows": len(ids), "path": str(path), "left_out": len(statuses.violations)}
@@ -99,10 +104,22 @@ class _Rows:
                 else value.value
                 for place, value in enumerate(field.values)
             ]
-            # A field may have the name of the id column; neither may hide the other.
-            column = f"{name}_field" if name == ID_COLUMN else name
-            row[column] = values[-1] if field.mode == "set" else values
+            row[_column(name)] = values[-1] if field.mode == "set" else values
         return row
+
+
+def _column(field_name: str) -> str:
+    """A field may have the name of the id column, or the one that it then gets: none hides another.
+
+    ``item_id`` becomes ``item_id_field``, that one ``item_id_field_field``, and so on.
+    """
+    return f"{field_name}_field" if _SHIFTED.fullmatch(field_name) else field_name
+
+
+def _check_outside(path: Path, log_uri: str) -> None:
+    log = local_path(log_uri)
+    if log is not None and path.resolve().is_relative_to(Path(log).resolve()):
+        raise ConfigError(f"--to {str(path)!r} lies in the log itself; name a file elsewhere")
 
 
 def _write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from datagen_ray.cli.look import LogUri, StorageOption, open_log
+from datagen_ray.cli.text import shown
 
 
 class Status(str, Enum):
@@ -41,7 +42,7 @@ def items(
         if as_json:
             typer.echo(json.dumps({"item_id": item_id, "status": stands}, ensure_ascii=False))
         else:
-            typer.echo(f"{item_id}  {stands}")
+            typer.echo(f"{shown(item_id)}  {stands}")
     return 0
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from datagen_ray.cli.run import storage_options
+from datagen_ray.cli.text import echo_lines, shown
 from datagen_ray.errors import ConfigError, InvalidItemIdError, ItemViolationError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenStreamPosition
 from datagen_ray.log.fold import (
@@ -50,7 +50,10 @@ def status(log_uri: LogUri, storage_option: StorageOption = None, as_json: AsJso
     """Roots by status, steps and failures of the whole log."""
     with open_log(log_uri, storage_option) as store:
         found = store.overview()
-    typer.echo(_json(found.to_dict()) if as_json else "\n".join(_overview_lines(found)))
+    if as_json:
+        typer.echo(_json(found.to_dict()))
+    else:
+        echo_lines(_overview_lines(found))
     return 1 if found.violations else 0
 
 
@@ -105,7 +108,7 @@ def show(
         }
         typer.echo(_json(data))
     else:
-        typer.echo("\n".join(_item_lines(path, folded, end, tree, below, failed, violation)))
+        echo_lines(_item_lines(path, folded, end, tree, below, failed, violation))
     return 1 if violation is not None else 0
 
 
@@ -127,9 +130,11 @@ def failures(
         if as_json:
             typer.echo(_json({"item_id": failure.item_id, **failure.to_dict()}))
         else:
-            typer.echo(f"{failure.item_id}  {_failure_line(failure)}  run {failure.run_id}")
+            line = f"{failure.item_id}  {_failure_line(failure)}  run {failure.run_id}"
+            typer.echo(shown(line))
             if traceback and failure.error.traceback:
-                typer.echo(textwrap.indent(failure.error.traceback.rstrip(), "    "))
+                lines = failure.error.traceback.rstrip().expandtabs().splitlines()
+                echo_lines(f"    {line}" if line else "" for line in lines)
     if not found and not as_json:
         typer.echo("no failures")
     if found and not as_json and not traceback:

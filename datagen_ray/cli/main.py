@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from datagen_ray.cli import export, items, look, maintain, repair, run, verify
+from datagen_ray.cli.text import shown
 from datagen_ray.cluster.termination import was_terminated
 from datagen_ray.errors import DatagenError, InputError, LogNotFoundError
 
@@ -96,5 +97,5 @@ def _told(error: Exception) -> str:
 
 
 def _say(text: str, status: int) -> int:
-    typer.echo(f"datagen-ray: {' '.join(text.split())}", err=True)
+    typer.echo(shown(f"datagen-ray: {' '.join(text.split())}"), err=True)
     return status

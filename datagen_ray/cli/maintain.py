@@ -13,6 +13,7 @@ import typer
 
 from datagen_ray.cli.look import AsJson, LogUri, StorageOption
 from datagen_ray.cli.run import storage_options
+from datagen_ray.cli.text import echo_lines
 from datagen_ray.clock import new_run_id
 from datagen_ray.errors import ConfigError
 from datagen_ray.store.bounds import LONGEST_S
@@ -106,7 +107,10 @@ def _check_numbers(**numbers: float) -> None:
 
 
 def _show(report: MaintenanceReport, as_json: bool) -> None:
-    typer.echo(json.dumps(report.to_dict()) if as_json else "\n".join(_lines(report)))
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        echo_lines(_lines(report))
 
 
 def _lines(report: MaintenanceReport) -> Iterator[str]:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from datagen_ray.cli.load import load_pipeline
 from datagen_ray.cli.progress import RunDisplay, summary_lines
+from datagen_ray.cli.text import shown
 from datagen_ray.cluster.actors import RayOptions
 from datagen_ray.cluster.maintainer import MaintainerOptions
 from datagen_ray.cluster.run import run as run_pipeline
@@ -116,7 +117,7 @@ def run(
 def show_summary(summary: RunSummary, *, as_json: bool) -> None:
     """Failures on standard error, the summary on standard output."""
     for failure in summary.failures[:_MAX_LISTED_FAILURES]:
-        typer.echo(f"failed: {failure.root_id}: {failure.error}", err=True)
+        typer.echo(shown(f"failed: {failure.root_id}: {failure.error}"), err=True)
     if summary.failed > _MAX_LISTED_FAILURES:
         typer.echo(
             f"{summary.failed} failed; all of them: datagen-ray failures {summary.log_uri}",

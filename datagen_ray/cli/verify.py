@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from datagen_ray.cli.look import AsJson, LogUri, StorageOption, open_log
+from datagen_ray.cli.text import echo_lines, shown
 from datagen_ray.errors import DatagenError
 from datagen_ray.store.verify import LogReport
 
@@ -32,12 +33,12 @@ def verify(
         with open_log(log_uri, storage_option) as store:
             report = store.verify(blobs=blobs)
     except DatagenError as error:
-        typer.echo(f"datagen-ray: {' '.join(str(error).split())}", err=True)
+        typer.echo(shown(f"datagen-ray: {' '.join(str(error).split())}"), err=True)
         return 2
     if as_json:
         typer.echo(json.dumps(report.to_dict(), ensure_ascii=False))
     else:
-        typer.echo("\n".join(_lines(report)))
+        echo_lines(_lines(report))
     return 0 if report.is_clean else 1
 
 

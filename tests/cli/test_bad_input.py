@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from datagen_ray.cli.main import status_of
+from datagen_ray.store.store import DatagenStore
 
 GOOD = """
 from datagen_ray.pipeline.pipeline import Pipeline
@@ -121,6 +122,14 @@ def refused(capsys: pytest.CaptureFixture[str], arguments: list[str], message: s
         (["items", "none/log.lance", "--status", "failed"], "'--status'"),
         (["maintain", "none/log.lance", "--interval-s", "0"], "--interval-s is 0"),
         (["maintain", "none/log.lance", "--once", "--grace-s", "-1"], "--grace-s is -1"),
+        (["maintain", "none/log.lance", "--once", "--grace-s", "inf"], "--grace-s is inf"),
+        (
+            ["maintain", "none/log.lance", "--once", "--version-retention-s", "1e300"],
+            "--version-retention-s is 1e+300; it must be at most 3155760000",
+        ),
+        (["maintain", "none/log.lance", "--interval-s", "1e18"], "--interval-s is 1e+18"),
+        (["status", "a\nb/log.lance"], "'a\\nb/log.lance' names no log"),
+        (["maintain", "\x1b/log.lance", "--once"], "'\\x1b/log.lance' names no log"),
         (["maintain", "none/log.lance", "--small-fragments", "0"], "--small-fragments is 0"),
         (["nonsense"], "No such command"),
     ],
@@ -141,10 +150,18 @@ def test_a_log_path_that_is_a_file_is_refused(
 
 
 def test_an_unknown_item_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from datagen_ray.store.store import DatagenStore
-
     DatagenStore.open(str(folder / "log.lance")).close()
     refused(capsys, ["show", "log.lance", "5"], "no item '5' in log.lance")
+
+
+@pytest.mark.parametrize("to", ["log.lance/out.jsonl", "log.lance/data/x.parquet", "link/x.jsonl"])
+def test_an_export_into_the_log_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
+    DatagenStore.open(str(folder / "log.lance")).close()
+    (folder / "log.lance" / "data").mkdir(exist_ok=True)
+    (folder / "link").symlink_to(folder / "log.lance")
+    refused(capsys, ["export", "log.lance", "--to", to], "lies in the log itself")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,72 @@ def test_an_export_has_numbered_roots_in_the_order_of_their_numbers(tmp_path: Pa
     table = pq.read_table(target)
     assert table.column("item_id").to_pylist() == ["0", "2", "9", "10", "07", "a", "b"]
     assert table.column("y").to_pylist() == [1.0] * 7
+
+
+@step
+def odd_fields(item):
+    return {"item_id": "X", "item_id_field": "Y", "item_id_field_field": "Z", "\x1b[2J": 1}
+
+
+def test_an_export_has_every_field_whatever_its_name(tmp_path: Path) -> None:
+    done = run_local(
+        Pipeline("odd", [odd_fields]), [{"key": "a"}], key="key", root=tmp_path, experiment="e"
+    )
+    for name in ("rows.jsonl", "rows.parquet"):
+        target = tmp_path / name
+        assert status_of(["export", done.log_uri, "--to", str(target)]) == 0
+        (row,) = (
+            pq.read_table(target).to_pylist()
+            if name.endswith("parquet")
+            else [json.loads(target.read_text())]
+        )
+        assert row["item_id"] == "a"
+        assert row["item_id_field"] == "X"
+        assert row["item_id_field_field"] == "Y"
+        assert row["item_id_field_field_field"] == "Z"
+        assert row["\x1b[2J"] == 1
+
+
+def test_text_of_the_log_gives_a_terminal_no_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["\x1b[31mred", "two\nlines", "bell\a", "right\u202eleft", "日本 é"]
+
+    @step
+    def fails(item):
+        raise ValueError("\x1b[2J\tfrom\x07the step")
+
+    done = run_local(
+        Pipeline("odd", [odd_fields, fails]),
+        [{"key": key} for key in keys],
+        key="key",
+        root=tmp_path,
+        experiment="e",
+    )
+    listed = said(capsys, "items", done.log_uri)
+    assert sorted(listed.splitlines()) == sorted(
+        f"{key}  running"
+        for key in (r"\x1b[31mred", r"two\nlines", r"bell\x07", r"right\u202eleft", "日本 é")
+    )
+    exact = said(capsys, "items", done.log_uri, "--json")
+    assert {json.loads(line)["item_id"] for line in exact.splitlines()} == set(keys)
+    for command in (["failures", "--traceback"], ["show", keys[0]], ["show", keys[1]], ["status"]):
+        name, *rest = command
+        text = said(capsys, name, done.log_uri, *rest)
+        assert all(each.isprintable() or each == "\n" for each in text), command
+        assert name == "status" or r"\x1b[2J" in text
+
+
+def test_maintain_makes_lost_indexes_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_local(
+        Pipeline("odd", [odd_fields]), [{"key": "a"}], key="key", root=tmp_path, experiment="e"
+    )
+    assert status_of(["maintain", done.log_uri, "--once"]) == 0
+    shutil.rmtree(Path(done.log_uri) / "_indices")
+    assert status_of(["show", done.log_uri, "a"]) == 1
+    captured = capsys.readouterr()
+    assert f"`datagen-ray maintain {done.log_uri} --once`" in captured.err
+    assert "indexed     3 made" in said(capsys, "maintain", done.log_uri, "--once")
+    assert said(capsys, "show", done.log_uri, "a").startswith("a  completed")
