@@ -324,7 +324,8 @@ class LogReads:
         """What to raise when what the log lists was read anew each time: it was not collected."""
         self._reader.check_whole()
         return StorageError(
-            f"a file that the log lists is gone ({missing}); restore it from a copy of the log"
+            f"a file that the log lists is gone ({missing}); if it is of an index, `datagen-ray "
+            "maintain LOG --once` makes it anew, else restore it from a copy of the log"
         )
 
     def _events(self, where: Where) -> list[DatagenEvent]:
