@@ -318,6 +318,11 @@ class LogReads:
                 return read(self._reader.snapshot())
             except SourceVanishedError as error:
                 missing = error
+            except DamagedLogError as error:
+                if type(error) is DamagedLogError:
+                    # Names the file, and the cure that is right for it, if it is one cut off
+                    self._reader.check_whole()
+                raise
         raise self._gone(missing) from missing
 
     def _gone(self, missing: SourceVanishedError | None) -> StorageError:

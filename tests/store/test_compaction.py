@@ -349,9 +349,10 @@ def test_no_index_is_made_on_rows_that_are_cut_off(uri):
     assert base_versions(storage)[0] == version
 
 
-def test_reads_say_how_lost_indexes_are_made_anew(uri):
+@pytest.mark.parametrize("damage", [lose_all, empty_files])
+def test_reads_say_how_lost_indexes_are_made_anew(uri, damage):
     refresh_indexes(LogStorage(uri))
-    lose_all(Path(uri) / "_indices")
+    damage(Path(uri) / "_indices")
     cure = f"`datagen-ray maintain {uri} --once`"
     store = DatagenStore.open(uri, read_only=True)
     with store, pytest.raises(DamagedLogError, match=cure):
