@@ -17,20 +17,24 @@ _CURE = (
 )
 
 
-class _Lance:
-    """Whether this process, or one that it was forked from, has used Lance."""
+class _Process:
+    """This process, and whether it, or one that it was forked from, has used Lance."""
 
     used = False
     used_before_fork = False
+    forks = 0
+    """Forks between the first process and this one. Asking for the process id instead costs a
+    system call at each append, which some virtual machines make dear."""
 
 
 def note_use() -> None:
     """To be called before this process first lets Lance start its threads."""
-    _Lance.used = True
+    _Process.used = True
 
 
 def _after_fork() -> None:
-    _Lance.used_before_fork = _Lance.used
+    _Process.used_before_fork = _Process.used
+    _Process.forks += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -38,7 +42,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def check_may_write(uri: str) -> None:
     """Raise ConfigError in a process that was forked from one that had used Lance."""
-    if _Lance.used_before_fork:
+    if _Process.used_before_fork:
         raise ConfigError(
             f"{uri} cannot be written to in a process that was forked from one that had opened "
             f"a log; {_CURE}"
@@ -49,11 +53,11 @@ class HomeProcess:
     """The process that something was opened in."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self._forks = _Process.forks
 
     @property
     def is_this(self) -> bool:
-        return self._pid == os.getpid()
+        return self._forks == _Process.forks
 
     def check(self, what: str) -> None:
         """Raise ConfigError in every other process."""
