@@ -23,7 +23,7 @@ from datagen_ray.pipeline.results import Filtered
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.layout import shard_uuid
 from datagen_ray.store.runs import latest_run, list_runs
-from datagen_ray.store.shard import list_shards, probe_wal, read_latest_manifest
+from datagen_ray.store.shard import list_shards, read_latest_manifest, read_wal_tail
 from datagen_ray.store.storage import LogStorage
 from datagen_ray.store.store import DatagenStore
 from tests.cluster.maintained import EAGER
@@ -195,14 +195,14 @@ def test_running_roots_that_left_the_source_are_resumed(
 
 
 def shards_at_work(log: str) -> dict[str, tuple[int, int]]:
-    """For each shard of the log: generations that wait, and WAL entries that are not flushed."""
+    """For each shard: generations that wait, and WAL entries with rows that are not flushed."""
     storage = LogStorage(log)
     found = {}
     for shard in list_shards(storage):
         manifest = read_latest_manifest(storage, shard)
         assert manifest is not None
-        tail = probe_wal(storage, shard, manifest.replay_after) - manifest.replay_after
-        found[shard] = (len(manifest.sstables), tail)
+        tail = read_wal_tail(storage, shard, manifest.replay_after).entries
+        found[shard] = (len(manifest.sstables), len(tail))
     return found
 
 
