@@ -188,7 +188,7 @@ def check_end(scene: Scene, zombie: int, slot: str) -> None:
     check_whole(scene, {zombie})
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(280)
 def test_a_worker_cut_off_from_the_cluster_acknowledges_nothing_once_its_shard_was_claimed(
     scene: Scene,

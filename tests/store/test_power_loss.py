@@ -196,7 +196,17 @@ def collecting(machine: Machine) -> Iterator[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("gone_on_with", GONE_ON_WITH)
-@pytest.mark.parametrize("scenario", [merging, compacting, indexing, cleaning_up, collecting])
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        merging,
+        # Hundreds of cuts each, half a minute or more.
+        pytest.param(compacting, marks=pytest.mark.soak),
+        pytest.param(indexing, marks=pytest.mark.soak),
+        cleaning_up,
+        collecting,
+    ],
+)
 def test_power_loss_at_every_write_of(scenario, gone_on_with, tmp_path, monkeypatch):
     machine = Machine(tmp_path, monkeypatch, gone_on_with)
     for work in scenario(machine):
