@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -21,6 +23,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"datagen-ray {version('datagen-ray')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="print the version and end"
+        ),
+    ] = False,
+) -> None:
+    """Only so that typer knows the option."""
+
+
 run.add_to(app)
 look.add_to(app)
 items.add_to(app)

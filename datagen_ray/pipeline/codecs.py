@@ -138,7 +138,7 @@ class FieldTypes:
         return DatagenFieldUpdate(
             name=name,
             op="append" if append else "set",
-            value=_encode(name, value, kept),
+            value=_encode(name, value, kept, name in self.declared),
             field_type=kept.codec.id if kept.codec else kept.kind,
             codec_version=kept.codec.version if kept.codec else 1,
         )
@@ -167,7 +167,7 @@ class FieldTypes:
         return stored.value.kind == "blob" and stored.field_type not in NATIVE_IDS
 
 
-def _encode(name: str, value: Any, kept: FieldType) -> DatagenValue:
+def _encode(name: str, value: Any, kept: FieldType, is_declared: bool) -> DatagenValue:
     if kept.codec is not None:
         value = _user_codec(name, kept.codec, "encode", kept.codec.encode, value)
     elif kept.kind == "int" and isinstance(value, bool):
@@ -175,7 +175,8 @@ def _encode(name: str, value: Any, kept: FieldType) -> DatagenValue:
     try:
         encoded = DatagenValue.of_kind(kept.kind, value)
     except (InvalidEventError, RecursionError) as error:
-        raise CodecError(f"field {name!r}: {error}; declare its type in fields={{...}}") from error
+        cure = "" if is_declared else "; declare its type in fields={...}"
+        raise CodecError(f"field {name!r}: {error}{cure}") from error
     size = _size(encoded)
     if size > MAX_VALUE_BYTES:
         raise ValueTooLargeError(

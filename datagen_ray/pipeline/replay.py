@@ -36,7 +36,10 @@ BRANCH_TAG = "branch"
 
 INPUT_POSITION = DatagenStreamPosition(INPUT_STEP, DatagenStepKind.ROOT, 0)
 
-_CURE = "run the pipeline that it was recorded with, or start a new experiment"
+_CURE = (
+    "run the pipeline that it was recorded with, give the changed step a new name behind the old "
+    "ones, or start a new experiment"
+)
 
 
 class RowKind(Enum):

@@ -186,3 +186,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused(
     folder: Path, read_only_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(capsys, run(root=str(read_only_folder / "root")), "cannot be written to")
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("datagen-ray ")
