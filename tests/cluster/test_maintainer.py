@@ -143,7 +143,9 @@ def test_the_maintainer_of_a_superseded_run_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["before_compaction", "after_compaction"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("before_compaction", marks=pytest.mark.soak), "after_compaction"]
+)
 def test_a_maintainer_killed_at_a_compaction_commit_is_replaced_within_the_lease_time(
     tmp_path: Path, point: str
 ) -> None:

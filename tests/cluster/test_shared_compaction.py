@@ -111,6 +111,7 @@ def wait_for_joined_fragments(uri: str, fleet: RayFleet) -> None:
     fleet.close()
 
 
+@pytest.mark.soak
 def test_the_tasks_of_one_compaction_run_on_several_workers_and_change_no_row(
     tmp_path: Path, nodes: Nodes
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 POLL_S = 0.01
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 90) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 150) -> None:
     """Return as soon as the condition holds; fail, naming it, when it never does."""
     until = time.monotonic() + timeout_s
     while not condition():
