@@ -134,7 +134,7 @@ def test_a_killed_worker_comes_back_and_its_roots_are_resumed(
         os.kill(int(pid), signal.SIGKILL)
     wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 8, "all roots to be back")
     (tmp_path / "gate").touch()
-    summary = running.result(60)
+    summary = running.result(150)
     assert (summary.completed, summary.fresh) == (4, 4)
     ran = notes_of(notes)
     assert sum(note[1] == "first" for note in ran) == 4, "what was durable did not run again"
@@ -152,7 +152,7 @@ def test_a_worker_told_to_end_lets_its_steps_end_and_no_step_runs_twice(
     for pid in {note[2] for note in notes_of(notes)}:
         os.kill(int(pid), signal.SIGTERM)
     (tmp_path / "gate").touch()
-    summary = running.result(90)
+    summary = running.result(150)
     assert (summary.completed, summary.failed) == (4, 0)
     assert len(notes_of(notes)) == 8
 
@@ -169,9 +169,9 @@ def test_a_later_run_takes_over_and_the_earlier_one_names_it(
     latest = latest_run(log)
     assert latest is not None
     with pytest.raises(RunSupersededError, match=latest.run_id):
-        earlier.result(60)
+        earlier.result(150)
     (tmp_path / "gate").touch()
-    summary = later.result(60)
+    summary = later.result(150)
     assert summary.run_id == latest.run_id
     assert (summary.resumed, summary.completed, summary.filtered) == (6, 5, 1)
     assert sum(note[1] == "first" for note in notes_of(notes)) == 6
@@ -188,9 +188,9 @@ def test_running_roots_that_left_the_source_are_resumed(
     wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 2, "all roots to be held")
     later = threads.submit(start, tmp_path, 0, workers=1)
     with pytest.raises(RunSupersededError):
-        running.result(60)
+        running.result(150)
     (tmp_path / "gate").touch()
-    summary = later.result(60)
+    summary = later.result(150)
     assert (summary.roots_total, summary.resumed, summary.completed) == (2, 2, 2)
 
 
@@ -218,7 +218,7 @@ def test_a_run_of_fewer_workers_adopts_and_merges_the_shards_that_are_left_over(
         start, tmp_path, 32, workers=2, concurrency=16, ray_options=small, maintainer=EAGER
     )
     with pytest.raises(RunSupersededError):
-        earlier.result(60)
+        earlier.result(150)
     log = str(tmp_path / "root" / "datagen_checkpoints" / "demo" / "e" / "log.lance")
     own = {shard_uuid(f"worker-{number}") for number in range(2)}
 
@@ -229,7 +229,7 @@ def test_a_run_of_fewer_workers_adopts_and_merges_the_shards_that_are_left_over(
     wait_until(adopted, "the maintainer to merge the shards that nobody writes to")
     assert not later.done(), "while the run goes on"
     (tmp_path / "gate").touch()
-    summary = later.result(60)
+    summary = later.result(150)
     assert (summary.resumed, summary.completed + summary.filtered + summary.failed) == (32, 32)
     assert sum(note[1] == "first" for note in notes_of(notes)) == 32
     assert len(shards_at_work(log)) == 8
