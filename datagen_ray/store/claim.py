@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 from datagen_ray.crashpoints import crash_point
 from datagen_ray.errors import (
-    CorruptWalError,
     InternalError,
     LogNotFoundError,
     StorageError,
@@ -31,7 +30,7 @@ from datagen_ray.store.creation import MemTableLimits, create_log, memtable_limi
 from datagen_ray.store.lance_errors import LANCE_ERRORS, is_tail_too_long, translate
 from datagen_ray.store.shard import (
     ShardManifest,
-    check_no_hole,
+    find_hole,
     list_shards,
     probe_wal,
     read_latest_manifest,
@@ -145,13 +144,13 @@ def _claim_shard(
 
 
 def _check_no_hole(storage: LogStorage, shard: str, known: ShardManifest | None) -> None:
-    try:
-        check_no_hole(storage, shard, known.replay_after if known else 0)
-    except CorruptWalError as hole:
-        newer = read_latest_manifest(storage, shard, known=known)
-        if newer is None or newer.replay_after < hole.position:
-            raise
-        # else it was flushed and collected meanwhile
+    hole = find_hole(storage, shard, known.replay_after if known else 0)
+    if hole is None:
+        return
+    newer = read_latest_manifest(storage, shard, known=known)
+    if newer is None or newer.replay_after < hole.position:
+        raise hole
+    # else it was flushed and collected meanwhile
 
 
 def remove_stray_folders(storage: LogStorage, shard: str) -> None:

@@ -58,11 +58,21 @@ class Keys:
     @cached_property
     def hashes(self) -> _Hashes:
         """Sorted."""
-        return _sorted_hashes(self.ids)
+        return np.sort(hashes_of(self.ids))
 
 
-def _sorted_hashes(ids: Sequence[str]) -> _Hashes:
-    return np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
+def hashes_of(ids: Sequence[str]) -> _Hashes:
+    """Python's own hashes, which only this process can compare."""
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+def are_among(ordered: _Hashes, hashes: _Hashes) -> npt.NDArray[np.bool_]:
+    """Which of ``hashes`` are in ``ordered``, which is sorted."""
+    if len(ordered) == 0:
+        return np.zeros(len(hashes), bool)
+    places = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
+    found: npt.NDArray[np.bool_] = ordered[places] == hashes
+    return found
 
 
 Where: TypeAlias = "pc.Expression | Keys | None"
@@ -82,16 +92,14 @@ class HeldKeys:
 
     def __init__(self, rows: pa.Table) -> None:
         self._sorted = {
-            name: _sorted_hashes(pc.unique(rows.column(name)).to_pylist()) for name in _KEY_COLUMNS
+            name: np.sort(hashes_of(pc.unique(rows.column(name)).to_pylist()))
+            for name in _KEY_COLUMNS
         }
 
     def may_hold(self, keys: Keys) -> bool:
         """Whether the part can have rows of ``keys``."""
         few, many = sorted((self._sorted[keys.column], keys.hashes), key=len)
-        if len(few) == 0:
-            return False
-        places = np.searchsorted(many, few)
-        return bool((many[np.minimum(places, len(many) - 1)] == few).any())
+        return bool(are_among(many, few).any())
 
 
 @dataclass(frozen=True, eq=False)

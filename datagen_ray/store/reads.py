@@ -31,7 +31,6 @@ from datagen_ray.log.fold import (
     failure_of,
     fold_datagen_events,
     fold_tree,
-    group_by_item,
     item_failures,
 )
 from datagen_ray.log.ids import DatagenItemId, id_text
@@ -49,7 +48,7 @@ from datagen_ray.store.bulk import (
 from datagen_ray.store.columns import LIFECYCLE_COLUMNS
 from datagen_ray.store.gc_pause import collection_paused
 from datagen_ray.store.levels import KeyColumn, Keys, SourceVanishedError, Where
-from datagen_ray.store.lookup import DatagenItemLookup, Found, NeverStarted, look_up
+from datagen_ray.store.lookup import Damaged, DatagenItemLookup, Found, NeverStarted, look_up
 from datagen_ray.store.snapshot import (
     MAX_RESTARTS,
     LogReader,
@@ -337,9 +336,6 @@ class LogReads:
         rows = self._retried(lambda snapshot: snapshot.read(EVENT_COLUMNS, where))
         return sorted(decode_batch(rows), key=_event_order)
 
-    def _events_in(self, column: KeyColumn, ids: list[str]) -> list[DatagenEvent]:
-        return sorted(decode_batch(self._table_in(EVENT_COLUMNS, column, ids)), key=_event_order)
-
     def _made_of(
         self, column: KeyColumn, ids: list[str], make: Callable[[list[DatagenEvent]], _Made]
     ) -> dict[str, _Made]:
@@ -382,13 +378,12 @@ class LogReads:
         return self._table_in(EVENT_COLUMNS, "item_id", item_ids).select(list(columns))
 
     def _violations(self, item_ids: list[str]) -> Mapping[str, ItemViolationError]:
-        found: dict[str, ItemViolationError] = {}
-        for item_id, stream in group_by_item(self._events_in("item_id", item_ids)).items():
-            try:
-                fold_datagen_events(stream)
-            except ItemViolationError as error:
-                found[item_id] = error
-        return found
+        found = self._made_of("item_id", item_ids, look_up)
+        return {
+            item_id: lookup.violation
+            for item_id, lookup in found.items()
+            if isinstance(lookup, Damaged)
+        }
 
 
 def _check_filter(where: pc.Expression, columns: Sequence[str]) -> None:

@@ -143,8 +143,8 @@ def read_wal_tail(storage: LogStorage, shard: str, after: int) -> WalTail:
     return WalTail(tuple(entries), after + 1 + len(files))
 
 
-def check_no_hole(storage: LogStorage, shard: str, after: int) -> None:
-    """Raise CorruptWalError if an entry behind a position is missing and others follow it.
+def find_hole(storage: LogStorage, shard: str, after: int) -> CorruptWalError | None:
+    """What to raise if an entry behind a position is missing and others follow it, else None.
 
     Lance replays what follows and readers stop there, so they would not agree. Whoever calls
     this looks at the manifest afterwards: a tail that was flushed and collected has no hole.
@@ -157,14 +157,15 @@ def check_no_hole(storage: LogStorage, shard: str, after: int) -> None:
         after + 1 in listed or storage.exists(layout.wal_key(shard, after + 1))
     ):
         after += 1
-    if after < last:
-        raise CorruptWalError(
-            f"WAL entry {after + 1} of shard {shard} in {storage.uri} is missing, and entries up "
-            f"to {last} follow it, so acknowledged rows are lost: restore the file",
-            shard_id=shard,
-            position=after + 1,
-            last=False,
-        )
+    if after >= last:
+        return None
+    return CorruptWalError(
+        f"WAL entry {after + 1} of shard {shard} in {storage.uri} is missing, and entries up to "
+        f"{last} follow it, so acknowledged rows are lost: restore the file",
+        shard_id=shard,
+        position=after + 1,
+        last=False,
+    )
 
 
 def probe_wal(storage: LogStorage, shard: str, after: int) -> int:

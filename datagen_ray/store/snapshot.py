@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from datagen_ray.errors import CorruptWalError, DamagedLogError, StorageError
+from datagen_ray.errors import DamagedLogError, StorageError
 from datagen_ray.log.schema import BLOB_COLUMN, DATAGEN_SCHEMA
 from datagen_ray.log.values import DatagenBlobValue, blob_matches
 from datagen_ray.store import layout
@@ -48,6 +48,7 @@ from datagen_ray.store.levels import (
     SourceVanishedError,
     Where,
     batches,
+    hashes_of,
     holding,
     read_error,
     scan,
@@ -55,7 +56,7 @@ from datagen_ray.store.levels import (
 from datagen_ray.store.parallel import all_in_parallel
 from datagen_ray.store.shard import (
     ShardManifest,
-    check_no_hole,
+    find_hole,
     list_shards,
     read_latest_manifest,
     read_wal_tail,
@@ -259,7 +260,9 @@ class LogReader:
                 return None, []
             after = max(manifest.replay_after, cache.next_position - 1)
             tail = read_wal_tail(self._storage, shard, after)
-            hole = None if cache.manifest else self._hole(shard, tail.next_position - 1)
+            # Only damage makes a hole, so it is looked for when a shard is first read.
+            first = cache.manifest is None
+            hole = find_hole(self._storage, shard, tail.next_position - 1) if first else None
             again = read_latest_manifest(self._storage, shard, known=manifest)
             cache.manifest = manifest
             if again is not None and again.replay_after >= tail.next_position:
@@ -280,14 +283,6 @@ class LogReader:
             return manifest, [cache.entries[position] for position in sorted(cache.entries)]
         raise SourceVanishedError(f"shard {shard} of {self._storage.uri} keeps changing")
 
-    def _hole(self, shard: str, after: int) -> CorruptWalError | None:
-        """A missing entry, looked for when a shard is first read: only damage makes one."""
-        try:
-            check_no_hole(self._storage, shard, after)
-        except CorruptWalError as hole:
-            return hole
-        return None
-
     def _open_sstable(self, key: str) -> None:
         try:
             dataset = open_sstable(self._storage, key)
@@ -307,8 +302,7 @@ def repeated_ids(pieces: Callable[[], Iterator[pa.Table]]) -> list[str]:
     """
     hashes = [np.zeros(0, np.int64)]
     for piece in pieces():
-        ids = piece.column("event_id").to_pylist()
-        hashes.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
+        hashes.append(hashes_of(piece.column("event_id").to_pylist()))
     ordered = np.sort(np.concatenate(hashes))
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not suspects:

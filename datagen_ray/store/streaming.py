@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from datagen_ray.errors import StorageError
-from datagen_ray.store.levels import SourceVanishedError, Where, batches
+from datagen_ray.store.levels import SourceVanishedError, Where, are_among, batches, hashes_of
 from datagen_ray.store.snapshot import MAX_RESTARTS, Snapshot, dedupe, empty_table, with_id
 
 
@@ -62,10 +62,9 @@ class _Pass:
         left_out = 0
         for batch in batches(snapshot.base, self._names, self._where):
             piece = pa.Table.from_batches([batch])
-            hashes = _hashes(piece)
+            hashes = hashes_of(piece.column("event_id").to_pylist())
             if len(before):
-                places = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
-                is_new = before[places] != hashes
+                is_new = ~are_among(before, hashes)
                 piece, hashes = piece.filter(pa.array(is_new)), hashes[is_new]
                 left_out += len(is_new) - len(hashes)
             if len(held_ids):
@@ -88,8 +87,3 @@ class _Pass:
         last = dedupe(pa.concat_tables(self._held, promote_options="permissive"))
         if last.num_rows:
             yield last.select(self._columns)
-
-
-def _hashes(piece: pa.Table) -> npt.NDArray[np.int64]:
-    ids = piece.column("event_id").to_pylist()
-    return np.fromiter(map(hash, ids), np.int64, len(ids))

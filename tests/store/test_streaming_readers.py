@@ -96,9 +96,7 @@ def test_a_stream_fails_rather_than_leave_out_a_row_whose_hash_another_had(
     rows = pa.Table.from_batches([encode_events(batch(name)) for name in names])
     lance.write_dataset(rows, uri, mode="append")
     Vanishing(monkeypatch, 1, times=1)
-    monkeypatch.setattr(
-        streaming, "_hashes", lambda piece: np.arange(piece.num_rows, dtype=np.int64) % 3
-    )
+    monkeypatch.setattr(streaming, "hashes_of", lambda ids: np.arange(len(ids), dtype=np.int64) % 3)
     store = DatagenStore.open(uri, read_only=True)
     with pytest.raises(StorageError, match="read again"):
         list(store.events(columns=["event_id"]))
