@@ -135,6 +135,7 @@ class Worker:
         self._queue: deque[Assignment] = deque()
         self._in_hand: set[str] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
         self._first = 1
@@ -323,6 +324,13 @@ class Worker:
             task = asyncio.ensure_future(self._run(assignment))
             self._running[assignment.root_id] = task
 
+    def _let_next_begin(self, root_id: str) -> None:
+        """No user code of this root is left to run: only its last rows are to become durable."""
+        task = self._running.pop(root_id, None)
+        if task is not None:
+            self._ending.add(task)
+        self._fill()
+
     async def _run(self, assignment: Assignment) -> None:
         root_id = assignment.root_id
         outcome: Outcome | None = None
@@ -330,6 +338,7 @@ class Worker:
             outcome = await self._outcome(assignment)
         finally:
             self._running.pop(root_id, None)
+            self._ending.discard(asyncio.current_task())
             if outcome is not None:
                 failed = outcome.status is OutcomeStatus.FAILED
                 self._metrics.root_ended(root_id, failed=failed)
@@ -366,7 +375,9 @@ class Worker:
             raise
 
     async def _execute(self, task: RootTask) -> Outcome:
-        result = await self._ready_executor().run(task)
+        result = await self._ready_executor().run(
+            task, when_walked=partial(self._let_next_begin, task.root_id)
+        )
         return Outcome(
             root_id=result.root_id,
             status=OutcomeStatus(result.status),
@@ -404,13 +415,13 @@ class Worker:
             self._publish_now({})  # the process may be ended any moment
         self._queue.clear()
         current = asyncio.current_task()
-        for task in self._running.values():
+        for task in (*self._running.values(), *self._ending):
             if task is not current:
                 task.cancel()
         self._news.set()
 
     async def _close(self, grace_s: float) -> None:
-        running = list(self._running.values())
+        running = [*self._running.values(), *self._ending]
         if running:
             _, late = await asyncio.wait(running, timeout=grace_s)
             for task in late:

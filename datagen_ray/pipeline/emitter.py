@@ -68,9 +68,9 @@ class Emitter:
         self._held += events
         self._held_checkpoints += checkpoint
 
-    def emit(self, events: Sequence[DatagenEvent]) -> None:
-        """Hand over a checkpoint that has to be durable before user code is called again."""
-        self._unsettled = self._append(events, 1)
+    def emit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = True) -> None:
+        """Hand over what has to be durable before user code is called again."""
+        self._unsettled = self._append(events, int(checkpoint))
 
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
@@ -80,7 +80,7 @@ class Emitter:
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Return when the batch, and so all before it, is durable."""
-        self._unsettled = self._append(events, int(checkpoint))
+        self.emit(events, checkpoint=checkpoint)
         await self._outcome()
 
     def _append(self, events: Sequence[DatagenEvent], checkpoints: int) -> asyncio.Future[None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -172,20 +172,40 @@ class Executor:
         """What a person should know of this run, such as steps that were skipped."""
         return sorted(self._env.notices) if self._env else []
 
-    async def run(self, task: RootTask) -> RootResult:
+    async def run(
+        self, task: RootTask, *, when_walked: Callable[[], None] | None = None
+    ) -> RootResult:
         """Run one root to its end, from wherever the log has it.
+
+        ``when_walked`` is called, once and however the root ends, when no user code of it is left
+        to run. It holds no place among ``max_in_flight_roots`` from then on: what it wrote last is
+        on its way to the log, and this returns when that is durable.
 
         Raises storage errors as they are; whatever else is wrong with the root is in the result.
         """
         env = self._started()
         assert self._permits is not None  # noqa: S101 - set together with the environment
-        async with self._permits:
-            tally = Tally()
+        tally = Tally()
+        try:
             try:
-                return await self._run(env, task, tally)
-            except (DamagedLogError, InputError) as error:
-                _LOGGER.warning("root %s: %s", task.root_id, error)
-                return _result(task, "failed", tally, f"{type(error).__name__}: {error}")
+                async with self._permits:
+                    status, error_text, walk = await self._walked(env, task, tally)
+            finally:
+                if when_walked is not None:
+                    when_walked()
+            if walk is not None:
+                await walk.emitter.settle()
+        except (DamagedLogError, InputError) as error:
+            _LOGGER.warning("root %s: %s", task.root_id, error)
+            status, error_text = "failed", f"{type(error).__name__}: {error}"
+        return RootResult(
+            task.root_id,
+            status,
+            tally.steps_executed,
+            tally.checkpoints,
+            tally.failures,
+            error_text,
+        )
 
     async def record_failure(self, task: RootTask, error_type: str, message: str) -> None:
         """Write a FAILED row for a root that could not be run, such as one that kills its worker.
@@ -209,14 +229,17 @@ class Executor:
             raise InternalError("the executor was not started, or was closed; await start() first")
         return self._env
 
-    async def _run(self, env: Environment, task: RootTask, tally: Tally) -> RootResult:
+    async def _walked(
+        self, env: Environment, task: RootTask, tally: Tally
+    ) -> tuple[RootStatus, str | None, StreamWalk | None]:
+        """How the root ends, why it failed, and the walk whose last rows may be on their way."""
         root = read_tree(task.root_id, task.history)
         if root is not None and root.terminal is not None:
-            return _result(task, _status(root.terminal), tally, None)
+            return _status(root.terminal), None, None
         if root is not None:
             exhausted = self._exhausted(root)
             if exhausted is not None:
-                return _result(task, "failed", tally, exhausted)
+                return "failed", exhausted, None
             await self._compare_inputs(env, task)
             walk = StreamWalk(
                 env,
@@ -237,12 +260,10 @@ class Executor:
                 cells=merged({}, born),
             )
             walk.emitter.queue(born, checkpoint=True)
-        ending: Ending = await walk.run()
+        ending: Ending = await walk.walk()
         if ending.terminal is None:
-            return _result(
-                task, "failed", tally, ending.details.summary if ending.details else None
-            )
-        return _result(task, _status(ending.terminal), tally, None)
+            return "failed", ending.details.summary if ending.details else None, walk
+        return _status(ending.terminal), None, walk
 
     async def _born(
         self, env: Environment, task: RootTask
@@ -311,9 +332,3 @@ def _unobserved(kind: str, item_id: str, position: DatagenStreamPosition) -> Non
 
 def _status(terminal: DatagenEvent) -> RootStatus:
     return "filtered" if terminal.status is DatagenItemStatus.FILTERED else "completed"
-
-
-def _result(task: RootTask, status: RootStatus, tally: Tally, error: str | None) -> RootResult:
-    return RootResult(
-        task.root_id, status, tally.steps_executed, tally.checkpoints, tally.failures, error
-    )

@@ -179,7 +179,8 @@ class LocalRun:
         if self.changed:
             open_roots = statuses.counts()[DatagenItemStatus.RUNNING.value]
             _LOGGER.warning("%d running roots were begun by another pipeline", open_roots)
-        slots = asyncio.Semaphore(self.concurrency)
+        # The executor bounds what runs. As many again may wait for the end of a root to be durable.
+        slots = asyncio.Semaphore(2 * self.concurrency)
         running: set[asyncio.Task[None]] = set()
         broken: list[BaseException] = []
 

@@ -151,14 +151,14 @@ class Stream:
             self.raise_from_user(position, error)
         self._cells = merged(self._cells, events)
 
-    async def end(self, status: DatagenItemStatus, **columns: Any) -> Ending:
-        """Write TERMINAL."""
+    def end(self, status: DatagenItemStatus, **columns: Any) -> Ending:
+        """Hand over TERMINAL."""
         terminal = self.writer.item_terminal(status, **columns)
-        await self.emitter.commit([terminal])
+        self.emitter.emit([terminal], checkpoint=False)
         return Ending(terminal, None)
 
-    async def fail(self, failure: StreamFailed) -> Ending:
-        """Write what a failure means here: FAILED unless a sub-item has it, an end by policy."""
+    def fail(self, failure: StreamFailed) -> Ending:
+        """Hand over what a failure means: FAILED unless a sub-item has it, an end by policy."""
         details = failure.details
         events: list[DatagenEvent] = []
         if not failure.recorded:
@@ -185,7 +185,5 @@ class Stream:
             )
             events.append(terminal)
         if events:
-            await self.emitter.commit(events)
-        else:
-            await self.emitter.settle()
+            self.emitter.emit(events, checkpoint=False)
         return Ending(terminal, details)

@@ -69,21 +69,33 @@ class StreamWalk(Stream):
         )
 
     async def run(self) -> Ending:
-        """Walk to the end. Raises storage trouble and ``PipelineMismatchError`` only."""
+        """Walk to the end, and return when it is durable.
+
+        Raises storage trouble and ``PipelineMismatchError`` only.
+        """
+        ending = await self.walk()
+        await self.emitter.settle()
+        return ending
+
+    async def walk(self) -> Ending:
+        """Walk to the end: no user code is left to run, and the last rows are on their way.
+
+        Whether they arrive is for the caller to settle.
+        """
         try:
             await self._visit(self.body, 0, None, None)
             if self.cursor.peek() is not None:
                 self.cursor.mismatch("the end of the item")
         except StreamFiltered as filtered:
-            return await self.end(
+            return self.end(
                 DatagenItemStatus.FILTERED,
                 position=filtered.position,
                 error_type=Filtered.__name__,
                 error_dump=redacted(filtered.reason, self.env.redact, MAX_MESSAGE_CHARS),
             )
         except StreamFailed as failure:
-            return await self.fail(failure)
-        return await self.end(DatagenItemStatus.COMPLETED)
+            return self.fail(failure)
+        return self.end(DatagenItemStatus.COMPLETED)
 
     # -- visiting ---------------------------------------------------------------------------
 

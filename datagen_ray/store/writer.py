@@ -116,6 +116,8 @@ class ShardOwner:
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._queue: deque[Append | _Control] = deque()
+        self._arrivals: deque[Append] = deque()
+        self._hand_over_on: asyncio.AbstractEventLoop | None = None
         self._queued_rows = 0
         self._queued_bytes = 0
         self._state: _State = "open"
@@ -184,6 +186,7 @@ class ShardOwner:
         waiter: Future[None] = Future()
         append = self._new_append(events, waiter)
         with self._lock:
+            self._enqueue_arrivals()
             while self._is_full() and self._state == "open":
                 self._room.wait()
             self._enqueue(append)
@@ -194,11 +197,16 @@ class ShardOwner:
 
         Never blocks the loop: what bounds the queue here is how many callers await their result.
         Cancelling the future does not take back the rows.
+
+        The thread hears of them once the callbacks that the loop runs now are done, so that all
+        that they append is one WAL entry and not a first one alone, for which the others wait.
         """
-        waiter = asyncio.get_running_loop().create_future()
-        append = self._new_append(events, waiter)
-        with self._lock:
-            self._enqueue(append)
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._arrivals.append(self._new_append(events, waiter))
+        if self._hand_over_on is not loop:
+            self._hand_over_on = loop
+            loop.call_soon(self._hand_over)
         return waiter
 
     def slow_down_by(self, pause_after: Callable[[ShardManifest], float] | None) -> None:
@@ -247,6 +255,7 @@ class ShardOwner:
     def statistics(self) -> WriterStatistics:
         """What this writer has done so far, and what waits."""
         with self._lock:
+            self._enqueue_arrivals()
             return WriterStatistics(
                 appends=self._appends,
                 events=self._events,
@@ -280,6 +289,16 @@ class ShardOwner:
             or self._queued_bytes >= self._options.queue_bytes
         )
 
+    def _hand_over(self) -> None:
+        # Before the arrivals are taken: whoever comes between asks for another call.
+        self._hand_over_on = None
+        with self._lock:
+            self._enqueue_arrivals()
+
+    def _enqueue_arrivals(self) -> None:
+        while self._arrivals:
+            self._enqueue(self._arrivals.popleft())
+
     def _enqueue(self, append: Append) -> None:
         if self._state != "open":
             settle((append,), self._refusal())
@@ -294,6 +313,7 @@ class ShardOwner:
         self._home.check(f"the writer of slot {self.slot!r}")
         control = _Control(action, Future())
         with self._lock:
+            self._enqueue_arrivals()
             if self._state != "closed":
                 self._queue.append(control)
                 self._work.notify()
@@ -311,6 +331,7 @@ class ShardOwner:
     def _take(self) -> list[Append] | _Control | None:
         """All that is queued and fits one entry, or one control; None when there was nothing."""
         with self._lock:
+            self._enqueue_arrivals()
             if not self._queue:
                 self._work.wait(self._options.idle_check_s if self._may_flush else None)
             if not self._queue:
