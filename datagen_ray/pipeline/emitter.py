@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from datagen_ray.errors import ConfigError, StorageError
 from datagen_ray.log.events import DatagenEvent
+from datagen_ray.log.validate import batch_size_bytes
 from datagen_ray.pipeline.sink import EventSink
 
 if TYPE_CHECKING:
     _Future = asyncio.Future[None]
 else:
     _Future = asyncio.Future  # the class itself, as a base, is not subscripted at run time
+
+MOST_HELD_BYTES = 1 << 16
+"""A larger batch goes alone, so that a limit of the sink is met by the step that is to blame."""
 
 
 @dataclass
@@ -38,11 +42,11 @@ class _Known(_Future):
 
 
 class Emitter:
-    """Hands batches to the sink; each is waited for, now or by a later :meth:`settle`, or queued.
+    """Hands batches to the sink, and waits for those that have to be durable.
 
-    A result is emitted, and waited for before user code is called again: where an item ends with
-    it, its end is in the log with one wait for both. What is queued goes with the batch that
-    follows it, at the latest before user code is called.
+    What is emitted or queued is held until user code is to be called, and so goes with all that
+    follows it without user code: where an item ends with a result, one batch holds both. What was
+    emitted, such as a result, is waited for then.
 
     Once a batch is not known to be durable, every later call raises the same error: the stream
     must write nothing more until somebody has claimed the shard and read the log.
@@ -54,6 +58,7 @@ class Emitter:
         self._broken: BaseException | None = None
         self._held: list[DatagenEvent] = []
         self._held_checkpoints = 0
+        self._owed = False
         self._unsettled: asyncio.Future[None] | None = None
         self._waiter: _Known | None = None
 
@@ -63,24 +68,34 @@ class Emitter:
             raise self._broken
 
     def queue(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
-        """Hand the batch over soon, without waiting: the shard writes in order."""
+        """Take on what nobody has to wait for: the shard writes in order."""
         self.check()
         self._held += events
         self._held_checkpoints += checkpoint
 
     def emit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = True) -> None:
-        """Hand over what has to be durable before user code is called again."""
-        self._unsettled = self._append(events, int(checkpoint))
+        """Take on what has to be durable before user code is called again.
+
+        Raises what the sink has against a large batch, which is not held.
+        """
+        if batch_size_bytes(events) > MOST_HELD_BYTES:
+            self._unsettled = self._append(events, int(checkpoint))
+        else:
+            self.queue(events, checkpoint=checkpoint)
+            self._owed = True
 
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
         if self._held:
-            self._append((), 0)
+            owed = self._owed
+            future = self._append((), 0)
+            if owed:
+                self._unsettled = future
         await self._outcome()
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Return when the batch, and so all before it, is durable."""
-        self.emit(events, checkpoint=checkpoint)
+        self._unsettled = self._append(events, int(checkpoint))
         await self._outcome()
 
     def _append(self, events: Sequence[DatagenEvent], checkpoints: int) -> asyncio.Future[None]:
@@ -94,6 +109,7 @@ class Emitter:
         checkpoints += self._held_checkpoints
         self._held = []
         self._held_checkpoints = 0
+        self._owed = False
 
         def settled(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()

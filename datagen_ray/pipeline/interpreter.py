@@ -15,7 +15,7 @@ import gc
 import sys
 import threading
 
-SWITCH_S = 0.001
+SWITCH_S = 0.002
 COLLECT_AFTER = 5_000
 
 

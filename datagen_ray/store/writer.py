@@ -382,7 +382,8 @@ class ShardOwner:
         if self._state != "open":
             settle(appends, self._refusal())
             return
-        group = group_appends(appends, self._appender.registry)
+        with self._lock:
+            group = group_appends(appends, self._appender.registry)
         for append, reason in group.refused:
             settle((append,), reason)
         if group.batch is not None:
