@@ -10,10 +10,11 @@ import pytest
 
 from datagen_ray.errors import ConfigError, InvalidEventError, StorageError
 from datagen_ray.log.events import DatagenEvent
-from datagen_ray.pipeline.emitter import Emitter, Tally
-from tests.log.builders import created
+from datagen_ray.pipeline.emitter import MOST_HELD_BYTES, Emitter, Tally
+from tests.log.builders import created, field_set
 
 A, B, C, D = (created(seq) for seq in (1, 2, 3, 4))
+LARGE = field_set(5, "x" * MOST_HELD_BYTES)
 
 
 class HeldSink:
@@ -51,17 +52,33 @@ async def turns(count: int = 5) -> None:
 
 
 @trial
-async def test_queued_rows_go_with_what_follows_them(
+async def test_all_that_is_taken_on_before_user_code_runs_goes_as_one_batch(
     emitter: Emitter, sink: HeldSink, tally: Tally
 ) -> None:
     emitter.queue([A], checkpoint=True)
-    emitter.queue([B])
+    emitter.emit([B])
+    emitter.queue([C])
+    await turns()
     assert not sink.batches
-    emitter.emit([C])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
     assert sink.batches == [[A, B, C]]
+    assert not settled.done()
+    sink.futures[0].set_result(None)
+    await settled
+    assert tally.checkpoints == 2
+
+
+@trial
+async def test_a_large_batch_is_handed_over_at_once_with_what_is_held(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A])
+    emitter.emit([LARGE])
+    assert sink.batches == [[A, LARGE]]
     sink.futures[0].set_result(None)
     await emitter.settle()
-    assert tally.checkpoints == 2
+    assert tally.checkpoints == 1
 
 
 @trial
@@ -75,14 +92,14 @@ async def test_queued_rows_are_handed_over_before_user_code_runs_and_not_waited_
 
 
 @trial
-async def test_an_emitted_result_is_waited_for_also_behind_queued_rows(
+async def test_a_large_result_is_waited_for_and_what_is_queued_behind_it_is_not(
     emitter: Emitter, sink: HeldSink, tally: Tally
 ) -> None:
-    emitter.emit([A])
+    emitter.emit([LARGE])
     emitter.queue([B])
     settled = asyncio.ensure_future(emitter.settle())
     await turns()
-    assert sink.batches == [[A], [B]]
+    assert sink.batches == [[LARGE], [B]]
     assert not settled.done()
     sink.futures[0].set_result(None)
     await settled
@@ -111,9 +128,11 @@ async def test_nothing_is_handed_over_after_a_batch_that_failed(
 ) -> None:
     emitter.emit([A])
     emitter.queue([B])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
     sink.futures[0].set_exception(StorageError("full"))
     with pytest.raises(StorageError):
-        await emitter.settle()
+        await settled
     for call in (lambda: emitter.queue([C]), lambda: emitter.emit([C]), emitter.check):
         with pytest.raises(StorageError, match="full"):
             call()
@@ -129,10 +148,14 @@ async def test_rows_that_are_refused_do_not_take_queued_rows_with_them(
     emitter.queue([A])
     sink.refuse = InvalidEventError("too large", code="x")
     with pytest.raises(InvalidEventError):
-        emitter.emit([B])
+        emitter.emit([LARGE])
     sink.refuse = None
     emitter.emit([C])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
     assert sink.batches == [[A, C]]
+    sink.futures[0].set_result(None)
+    await settled
 
 
 @trial
@@ -140,5 +163,6 @@ async def test_a_closed_sink_is_trouble_of_the_storage(
     emitter: Emitter, sink: HeldSink, tally: Tally
 ) -> None:
     sink.refuse = ConfigError("closed")
+    emitter.emit([A])
     with pytest.raises(StorageError, match="cannot be written to any more"):
-        emitter.emit([A])
+        await emitter.settle()

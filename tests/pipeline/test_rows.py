@@ -61,12 +61,13 @@ def test_leaf_writes_its_fields_and_a_completion_in_one_append() -> None:
         "STEP_COMPLETED a[0] (leaf in p)",
         "STEP_COMPLETED b[1] (leaf in p)",
     )
-    assert [len(batch) for batch in log.batches] == [3, 3, 1, 2]
+    assert [len(batch) for batch in log.batches] == [3, 3, 3]
 
 
-def test_the_end_is_written_with_the_frames_that_it_closes_and_is_the_last_row() -> None:
+def test_the_end_goes_with_the_last_result_and_the_frames_that_it_closes() -> None:
     _, log = run(Pipeline("p", Sequence("outer", [Sequence("inner", [setter("a")])])))
     assert [str(event.event_type) for event in log.batches[-1]] == [
+        "STEP_COMPLETED",
         "STEP_COMPLETED",
         "STEP_COMPLETED",
         "TERMINAL",

@@ -136,9 +136,56 @@ def test_coroutines_are_queued_when_they_call_and_woken_together(uri):
         assert owner.statistics().wal_entries < 50
 
 
+def test_what_coroutines_append_in_one_turn_of_their_loop_is_one_entry(uri):
+    async def append(owner: ShardOwner, name: str) -> None:
+        await owner.submit_async(batch(f"{name}1"))
+        await owner.submit_async(batch(f"{name}2"))
+
+    async def append_all(owner: ShardOwner) -> None:
+        await asyncio.gather(*(append(owner, f"c{number}-") for number in range(20)))
+
+    with ShardOwner.claim(uri, "slot") as owner:
+        asyncio.run(append_all(owner))
+        assert [len(entry) for entry in wal_ids(uri, "slot")] == [60, 60]
+
+
+def test_closing_and_flushing_write_what_a_loop_has_not_handed_over(uri):
+    async def leave(owner: ShardOwner) -> None:
+        flushed = owner.submit_async(batch("a"))
+        owner.flush()
+        assert [e for entry in wal_ids(uri, "slot") for e in entry][:1] == ["a.0"]
+        closed = owner.submit_async(batch("b"))
+        owner.close()
+        await asyncio.gather(flushed, closed)
+
+    owner = ShardOwner.claim(uri, "slot")
+    asyncio.run(leave(owner))
+    flat = [event_id for entry in wal_ids(uri, "slot") for event_id in entry]
+    assert flat == ["a.0", "a.1", "a.2", "b.0", "b.1", "b.2"]
+
+
+def test_what_a_loop_left_behind_goes_with_the_next_append(uri):
+    loop = asyncio.new_event_loop()
+
+    async def leave(owner: ShardOwner) -> None:
+        owner.submit_async(batch("a"))
+        loop.stop()
+
+    with ShardOwner.claim(uri, "slot") as owner:
+        loop.call_soon(lambda: None)
+        task = loop.create_task(leave(owner))
+        loop.run_forever()
+        assert task.done()
+        loop.close()
+        owner.submit(batch("b")).result()
+        flat = [event_id for entry in wal_ids(uri, "slot") for event_id in entry]
+        assert flat == ["a.0", "a.1", "a.2", "b.0", "b.1", "b.2"]
+
+
 def test_a_cancelled_append_is_written_all_the_same(uri):
     async def cancel(owner: ShardOwner, gate: Gate) -> None:
         future = owner.submit_async(batch("a"))
+        await asyncio.sleep(0)  # what the loop's turn appends is handed over at its end
         assert gate.arrived.wait(60)
         future.cancel()
         gate.opened.set()
