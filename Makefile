@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOT ?= data
+# Tests run beside one another, but for those that start a Ray cluster.
+BESIDE := -n logical --maxprocesses 8
 
 .PHONY: run test check quick slow bench soak clean
 
@@ -22,10 +24,11 @@ check: $(VENV)/.installed  ## lint, format and types
 	$(BIN)/mypy
 
 quick: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -m "not slow and not soak"
+	$(BIN)/python -m pytest -q $(BESIDE) -m "not slow and not soak"
 
 slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -q -m "slow and not soak"
+	$(BIN)/python -m pytest -q $(BESIDE) -m "slow and not ray and not soak"
+	$(BIN)/python -m pytest -q -m "ray and not soak"
 
 test: check quick slow  ## all of it: quick tests first
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError, WorkerCrashedError
 
 from datagen_ray.cluster.shared_actors import (
     ASK_AGAIN_S,
@@ -204,7 +204,9 @@ async def _outcome_of(
             f"step {step.name!r} cannot be run on Ray: {error_line(error)}"
         ) from error
     except RayError as error:
-        raise _Lost(error_line(error), begun=has_begun) from error
+        # A task has its process for itself. One that dies at once dies before *begun* gets away.
+        had_it = has_begun or isinstance(error, WorkerCrashedError)
+        raise _Lost(error_line(error), begun=had_it) from error
     except StopAsyncIteration as error:
         raise _Lost("its stream ended without an outcome", begun=has_begun) from error
 

@@ -18,7 +18,7 @@ from datagen_ray.cli.main import status_of
 from datagen_ray.cluster.summary import SUMMARY_KEYS
 from tests.crash.processes import Session, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 JOB = """
 import asyncio, os

@@ -143,6 +143,7 @@ def test_the_maintainer_of_a_superseded_run_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize(
     "point", [pytest.param("before_compaction", marks=pytest.mark.soak), "after_compaction"]
 )
@@ -189,6 +190,7 @@ def status(name: str) -> MaintainerStatus | None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_ray_brings_a_killed_maintainer_back_and_it_takes_the_next_lease(
     tmp_path: Path, fleet: RayFleet
 ) -> None:

@@ -23,7 +23,7 @@ from datagen_ray.pipeline.retry import Retry
 from datagen_ray.pipeline.steps import Step, step
 from datagen_ray.store.store import DatagenStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -170,7 +170,8 @@ def test_a_call_that_kills_every_process_is_a_failure_of_its_item(tmp_path: Path
 
     summary = start(tmp_path, [step(num_cpus=0.1)(die)], 2, workers=1)
     assert summary.completed == 1
-    assert failure(summary).startswith("StepProcessDied: the process of step 'die' died ")
+    died = "StepProcessDied: the process of step 'die' died 4 times under this item, and 0 times"
+    assert failure(summary).startswith(died)
 
 
 def test_limits_hold_across_workers(tmp_path: Path) -> None:

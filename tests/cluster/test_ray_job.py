@@ -22,7 +22,7 @@ from jobs.stdlib_functions import discover
 from tests.cluster.ray_head import RayHead
 from tests.crash.processes import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
 
 REPOSITORY = Path(io_prediction.__file__).parents[1]
 # More than one worker runs at once, so that when the first ends others have not begun.

@@ -29,7 +29,7 @@ from datagen_ray.store.store import DatagenStore
 from tests.cluster.maintained import EAGER
 from tests.crash.processes import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
 def note(item: Any, ctx: StepContext) -> None:

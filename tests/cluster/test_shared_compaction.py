@@ -28,7 +28,7 @@ from tests.crash.nodes import Nodes
 from tests.crash.processes import wait_until
 from tests.store.writer_support import new_log
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
 
 ROWS = int(ROWS_PER_FRAGMENT * 2.1)
 FRAGMENTS = 12

@@ -66,6 +66,7 @@ def _kill(session: Session, what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(280)
 def test_a_run_that_is_killed_again_and_again_ends_with_the_rows_of_an_undisturbed_one(
     tmp_path: Path, ray_folder: str, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_run_writes_the_data_set_and_a_second_one_skips_every_root(tmp_path: Path) -> None:
     first = run(tmp_path)
     assert first.returncode == 0, first.stderr
