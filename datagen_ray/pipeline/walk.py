@@ -95,7 +95,11 @@ class StreamWalk(Stream):
             )
         except StreamFailed as failure:
             return self.fail(failure)
-        return self.end(DatagenItemStatus.COMPLETED)
+        else:
+            return self.end(DatagenItemStatus.COMPLETED)
+        finally:
+            # Also when the walk is cancelled in user code: the rows before it are to be there.
+            self.emitter.hold_no_longer()
 
     # -- visiting ---------------------------------------------------------------------------
 

@@ -166,3 +166,102 @@ async def test_a_closed_sink_is_trouble_of_the_storage(
     emitter.emit([A])
     with pytest.raises(StorageError, match="cannot be written to any more"):
         await emitter.settle()
+
+
+def holding(
+    test: Callable[[Emitter, HeldSink, Tally], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    """As :func:`trial`, with an emitter that holds what nobody waits for."""
+
+    def run() -> None:
+        sink, tally = HeldSink(), Tally()
+        asyncio.run(test(Emitter(sink, tally, hold_s=0.01), sink, tally))
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def batches(sink: HeldSink, count: int) -> None:
+    while len(sink.batches) < count:
+        await asyncio.sleep(0.001)
+
+
+@holding
+async def test_queued_rows_are_held_for_the_result_of_a_step_that_ends_soon(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A], checkpoint=True)
+    await emitter.settle()
+    await emitter.settle()
+    assert not sink.batches
+    emitter.emit([B])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
+    sink.futures[0].set_result(None)
+    await settled
+    assert sink.batches == [[A, B]]
+    assert tally.checkpoints == 2
+    emitter.queue([C])
+    await emitter.settle()
+    await batches(sink, 2)
+    assert sink.batches == [[A, B], [C]]
+
+
+@holding
+async def test_queued_rows_go_alone_when_a_step_takes_long(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A])
+    await emitter.settle()
+    await batches(sink, 1)
+    assert sink.batches == [[A]]
+    emitter.emit([B])
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
+    assert sink.batches == [[A], [B]]
+    for future in sink.futures:
+        future.set_result(None)
+    await settled
+
+
+@holding
+async def test_trouble_of_rows_that_were_held_is_raised_by_the_next_call(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    sink.refuse = ConfigError("closed")
+    emitter.queue([A])
+    await emitter.settle()
+    while emitter._timer is not None:
+        await asyncio.sleep(0.001)
+    with pytest.raises(StorageError, match="cannot be written to any more"):
+        emitter.emit([B])
+
+
+@holding
+async def test_a_result_is_waited_for_though_rows_before_it_were_still_held(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A])
+    await emitter.settle()
+    emitter.emit([B])
+    emitter.hold_no_longer()
+    settled = asyncio.ensure_future(emitter.settle())
+    await turns()
+    assert sink.batches == [[A, B]]
+    assert not settled.done()
+    sink.futures[0].set_result(None)
+    await settled
+
+
+@holding
+async def test_a_walk_that_is_over_leaves_neither_a_timer_nor_a_row(
+    emitter: Emitter, sink: HeldSink, tally: Tally
+) -> None:
+    emitter.queue([A])
+    await emitter.settle()
+    emitter.hold_no_longer()
+    assert sink.batches == [[A]]
+    assert emitter._timer is None
+    emitter.queue([B])
+    await emitter.settle()
+    assert sink.batches == [[A], [B]]
