@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
@@ -207,10 +207,9 @@ class TrialLog:
             sinks.append(CrashingSink(sink, crash_at=crash_at, last_is_durable=last_is_durable))
             return sinks[-1]
 
-        # Nothing is held for what may follow, so that a trial can crash at every boundary.
-        hooks = Hooks(wrap=wrap, observe=calls.observe, hold_s=0)
+        hooks = Hooks(wrap=wrap, observe=calls.observe)
         if clock is not None:
-            hooks = replace(hooks, now=clock, sleep=clock.sleep)
+            hooks = Hooks(wrap=wrap, observe=calls.observe, now=clock, sleep=clock.sleep)
         defaults = {"max_root_retries": 0, "retry_exhausted": True, "placed": "here"}
         options = {**defaults, "fsync": False, **options}
         try:

@@ -20,14 +20,6 @@ else:
 MOST_HELD_BYTES = 1 << 16
 """A larger batch goes alone, so that a limit of the sink is met by the step that is to blame."""
 
-HOLD_S = 0.2
-"""How long rows that nobody waits for may be held after user code was called.
-
-Half the entries of a shard held such rows alone where few items are in flight. Whoever watches a
-log sees them that much later; a worker that dies before leaves no trace of them, as of any row that
-is not durable yet.
-"""
-
 
 @dataclass
 class Tally:
@@ -54,18 +46,15 @@ class Emitter:
 
     What is emitted or queued is held until user code is to be called, and so goes with all that
     follows it without user code: where an item ends with a result, one batch holds both. What was
-    emitted, such as a result, is waited for then. What was only queued, such as the birth of an
-    item, is held ``hold_s`` longer, and so goes with the result of a step that ends soon.
+    emitted, such as a result, is waited for then.
 
     Once a batch is not known to be durable, every later call raises the same error: the stream
     must write nothing more until somebody has claimed the shard and read the log.
     """
 
-    def __init__(self, sink: EventSink, tally: Tally, *, hold_s: float = 0.0) -> None:
+    def __init__(self, sink: EventSink, tally: Tally) -> None:
         self._sink = sink
         self._tally = tally
-        self._hold_s = hold_s
-        self._timer: asyncio.TimerHandle | None = None
         self._broken: BaseException | None = None
         self._held: list[DatagenEvent] = []
         self._held_checkpoints = 0
@@ -90,47 +79,27 @@ class Emitter:
         Raises what the sink has against a large batch, which is not held.
         """
         if batch_size_bytes(events) > MOST_HELD_BYTES:
-            self._append(events, int(checkpoint), owed=True)
+            self._unsettled = self._append(events, int(checkpoint))
         else:
             self.queue(events, checkpoint=checkpoint)
             self._owed = True
 
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
-        if self._owed or (self._held and not self._hold_s):
-            self._append()
-        elif self._held and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._hold_s, self._let_go)
+        if self._held:
+            owed = self._owed
+            future = self._append((), 0)
+            if owed:
+                self._unsettled = future
         await self._outcome()
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Return when the batch, and so all before it, is durable."""
-        self._append(events, int(checkpoint), owed=True)
+        self._unsettled = self._append(events, int(checkpoint))
         await self._outcome()
 
-    def hold_no_longer(self) -> None:
-        """Hand over what is held for a result that may follow, and hold nothing for one again."""
-        self._hold_s = 0.0
-        if self._timer is not None:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._stop_timer()
-        try:
-            self._append()
-        except Exception as error:  # noqa: BLE001 - raised by the next call; a timer cannot raise
-            self._broken = self._broken or error
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _append(
-        self, events: Sequence[DatagenEvent] = (), checkpoints: int = 0, *, owed: bool = False
-    ) -> None:
-        """Hand over what is held and the events behind it, as one batch; ``owed`` is waited for."""
+    def _append(self, events: Sequence[DatagenEvent], checkpoints: int) -> asyncio.Future[None]:
+        """Hand over what is held and the events behind it, as one batch."""
         self.check()
         try:
             future = asyncio.ensure_future(self._sink.append_async([*self._held, *events]))
@@ -140,10 +109,7 @@ class Emitter:
         checkpoints += self._held_checkpoints
         self._held = []
         self._held_checkpoints = 0
-        if owed or self._owed:
-            self._unsettled = future
         self._owed = False
-        self._stop_timer()
 
         def settled(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -157,6 +123,7 @@ class Emitter:
                     self._waiter.set_result(None)
 
         future.add_done_callback(settled)
+        return future
 
     async def _outcome(self) -> None:
         if self._unsettled is not None:

@@ -33,7 +33,6 @@ class Environment:
     redact: Redact
     base_seed: int
     observe: Observe
-    hold_s: float
     notices: set[str] = field(default_factory=set)
 
     def notice(self, text: str) -> None:

@@ -28,7 +28,7 @@ from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.log.values import DatagenFieldUpdate
 from datagen_ray.pipeline.births import birth_events
 from datagen_ray.pipeline.calls import Sleep, UserCode
-from datagen_ray.pipeline.emitter import HOLD_S, Emitter, Tally
+from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.environment import Environment, Observe
 from datagen_ray.pipeline.failures import Redact, storable
@@ -83,8 +83,7 @@ class Executor:
     exhausted; None for never. ``max_threads`` bounds the plain functions that run at a time.
     ``limits`` are what the workers of a run share, by default this executor's own; ``remote`` runs
     placed steps, which are refused without it. ``redact`` is by default the pipeline's.
-    ``observe`` is told of every call of user code, ``sleep`` waits between retries. ``hold_s`` is
-    how many seconds rows that nobody waits for may be held for a result to go with.
+    ``observe`` is told of every call of user code, ``sleep`` waits between retries.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Executor:
         remote: RemoteCalls | None = None,
         observe: Observe | None = None,
         sleep: Sleep = asyncio.sleep,
-        hold_s: float = HOLD_S,
     ) -> None:
         for name, value in (
             ("max_in_flight_roots", max_in_flight_roots),
@@ -127,7 +125,6 @@ class Executor:
         self._remote = remote
         self._observe = observe or _unobserved
         self._sleep = sleep
-        self._hold_s = hold_s
         self._env: Environment | None = None
         self._threads: StepThreads | None = None
         self._permits: asyncio.Semaphore | None = None
@@ -158,7 +155,6 @@ class Executor:
             redact=self._redact,
             base_seed=self._seed,
             observe=self._observe,
-            hold_s=self._hold_s,
         )
         INTERPRETER.begin()
 

@@ -19,7 +19,6 @@ from datagen_ray.errors import DamagedLogError
 from datagen_ray.log.events import DatagenEvent, DatagenItemStatus
 from datagen_ray.pipeline.calls import Sleep
 from datagen_ray.pipeline.counts import RootCounts
-from datagen_ray.pipeline.emitter import HOLD_S
 from datagen_ray.pipeline.environment import Observe
 from datagen_ray.pipeline.executor import Executor, RootResult, RootTask
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
@@ -89,7 +88,6 @@ class Hooks:
     observe: Observe | None = None
     now: Clock = utc_now
     sleep: Sleep = asyncio.sleep
-    hold_s: float = HOLD_S
 
 
 @dataclass
@@ -123,7 +121,6 @@ class LocalRun:
                 now=hooks.now,
                 observe=hooks.observe,
                 sleep=hooks.sleep,
-                hold_s=hooks.hold_s,
                 **options,
             )
             await executor.start()

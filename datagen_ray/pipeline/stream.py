@@ -51,7 +51,7 @@ class Stream:
         self.body = body
         self.writer = writer
         self.cursor = Cursor(recorded)
-        self.emitter = Emitter(env.sink, tally, hold_s=env.hold_s)
+        self.emitter = Emitter(env.sink, tally)
         self.next_sub_item: dict[str, int] = {}
         self._cells = cells
         self._parent = parent

@@ -95,11 +95,7 @@ class StreamWalk(Stream):
             )
         except StreamFailed as failure:
             return self.fail(failure)
-        else:
-            return self.end(DatagenItemStatus.COMPLETED)
-        finally:
-            # Also when the walk is cancelled in user code: the rows before it are to be there.
-            self.emitter.hold_no_longer()
+        return self.end(DatagenItemStatus.COMPLETED)
 
     # -- visiting ---------------------------------------------------------------------------
 

@@ -110,7 +110,6 @@ async def run_once(
 ) -> RootResult:
     """One run of one root on what the log has of it."""
     options.setdefault("exhausted_after", None)
-    options.setdefault("hold_s", 0.0)  # every boundary at which a run can be cut is one here
     executor = Executor(pipeline, sink or ListSink(log), run_id="run", blobs=log, **options)
     await executor.start()
     try:
