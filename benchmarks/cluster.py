@@ -3,7 +3,8 @@
 Four questions, each of which ``--only`` asks alone:
 
 - *scaling*: items a second with 1, 2, 4 and 8 workers and async steps of 100 ms, beside as many
-  times the figure of one worker, from when all workers are at work.
+  times the figure of one worker, from when all workers are at work. Each runs ``--in-flight``
+  roots, by default few, so that the cores of a small machine are not what is measured.
 - *log*: no-op steps on two workers with the log, beside the same actors with a sink that
   acknowledges at once and keeps nothing.
 - *dispatch*: roots a second from the source to workers that end each root at once, by the real
@@ -46,7 +47,7 @@ from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.sources import SourceRow
 
 STEP_S = 0.1
-IN_FLIGHT = 8
+IN_FLIGHT = 4
 NO_LOG_VARIABLE = "DATAGEN_RAY_BENCH_NO_LOG"
 
 
@@ -112,21 +113,21 @@ def measured(folder: Path, pipeline: Pipeline, count: int, workers: int, in_flig
     return watch.items_a_second()
 
 
-def scaling(report: Report, folder: Path, seconds: float) -> None:
+def scaling(report: Report, folder: Path, seconds: float, in_flight: int) -> None:
     one = 0.0
     for workers in (1, 2, 4, 8):
-        ideal = workers * IN_FLIGHT / (3 * STEP_S)
+        ideal = workers * in_flight / (3 * STEP_S)
         rate = measured(
             folder / f"scaling-{workers}",
             slow_steps(),
             # Workers start one after the other, and those that are there work meanwhile.
             int(ideal * (seconds + workers)),
             workers,
-            IN_FLIGHT,
+            in_flight,
         )
         one = one or rate
         report.add(
-            f"{workers} worker(s), {IN_FLIGHT} roots each, 3 steps of 100 ms",
+            f"{workers} worker(s), {in_flight} roots each, 3 steps of 100 ms",
             rate,
             "items/s",
             against=f"{workers} x one worker; ideal {ideal:,.0f}",
@@ -352,6 +353,7 @@ def main() -> None:
     parser.add_argument("--only", choices=questions, action="append", help="ask this alone")
     parser.add_argument("--roots", type=int, default=200_000, help="roots of the restart")
     parser.add_argument("--seconds", type=float, default=5, help="length of a scaling run")
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="of a scaling worker")
     parser.add_argument("--json", type=Path, default=None, help="also write the figures here")
     parser.add_argument("--folder", type=Path, default=None, help="where to make the logs")
     options = parser.parse_args()
@@ -360,7 +362,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         folder = Path(scratch)
         if "scaling" in asked:
-            scaling(report, folder, options.seconds)
+            scaling(report, folder, options.seconds, options.in_flight)
         if "log" in asked:
             log_cost(report, folder, 12_000)
         if "dispatch" in asked:
