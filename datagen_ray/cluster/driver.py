@@ -375,6 +375,7 @@ class Driver:
                     handle.offer(self._roots.reoffered(slot), life.acknowledged), OFFER_FACTOR
                 )
                 life.reoffer = False
+                self._notify()
             if life.unclean:
                 await self._top_up(slot, handle, life.acknowledged, look_ahead)
             if life.unclean and await self._take_over_waiting_roots(slot):
@@ -423,6 +424,8 @@ class Driver:
             self._notify()
         if chunk:
             await self._answered(handle.offer(chunk, acknowledged), OFFER_FACTOR)
+            # What waits there can be had by a slot without work from now on, and not before.
+            self._notify()
 
     async def _answered(self, reply: Awaitable[T], factor: float = 1.0) -> T:
         """The reply of a worker, who may be alive and yet never answer: stopped, or cut off."""

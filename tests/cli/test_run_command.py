@@ -74,7 +74,6 @@ def summary_of(session: Session) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.soak
 def test_an_interrupted_run_goes_on_and_ends_with_one_json_object(
     job: tuple[list[str], dict[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -295,6 +295,31 @@ def test_an_idle_worker_takes_over_what_waits_at_a_slow_one() -> None:
     assert moved, "the fast worker was handed roots that the slow one had not begun"
 
 
+def test_an_idle_worker_that_asked_too_early_takes_over_what_was_still_on_its_way() -> None:
+    asked = asyncio.Event()
+
+    class Slow(ScriptedWorker):
+        async def offer(self, chunk: Sequence[Assignment], acknowledged: int) -> None:
+            if self.slot == "worker-0" and not asked.is_set():
+                await asked.wait()
+            await super().offer(chunk, acknowledged)
+
+        async def withdraw(self, most: int) -> tuple[str, ...]:
+            asked.set()
+            return await super().withdraw(most)
+
+    class Fleet(ScriptedFleet):
+        def spawn(self, slot: str) -> ScriptedWorker:
+            self.workers.append(Slow(slot, self))
+            return self.workers[-1]
+
+    def none_ends_until_both_work(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
+        both = all(each.taken for each in worker.fleet.workers)
+        return _complete(worker, assignment) if both else None
+
+    assert _drive(Fleet(none_ends_until_both_work), 6, slots=2).completed == 6
+
+
 def test_roots_given_back_in_a_reply_that_never_came_are_offered_to_their_worker_again() -> None:
     lost: list[tuple[str, ...]] = []
 

@@ -157,7 +157,6 @@ def test_a_worker_told_to_end_lets_its_steps_end_and_no_step_runs_twice(
     assert len(notes_of(notes)) == 8
 
 
-@pytest.mark.soak
 def test_a_later_run_takes_over_and_the_earlier_one_names_it(
     tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
 ) -> None:
