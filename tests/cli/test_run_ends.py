@@ -49,22 +49,34 @@ def test_an_interrupted_command_says_what_becomes_of_its_work(
 
 
 @pytest.fixture
-def sigterm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    before = signal.getsignal(signal.SIGTERM)
+def sigterm() -> Any:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     termination._TERMINATED.clear()
 
 
+@pytest.mark.parametrize(
+    "sigint",
+    [
+        pytest.param(signal.default_int_handler, id="in the foreground"),
+        pytest.param(signal.SIG_IGN, id="in the background"),
+    ],
+)
 def test_sigterm_ends_a_run_as_an_interrupt_does(
-    sigterm: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sigterm: None,
+    sigint: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    signal.signal(signal.SIGINT, sigint)
     cleaned: list[str] = []
 
     async def work() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
         try:
+            os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.Event().wait()
         finally:
             cleaned.append("yes")
