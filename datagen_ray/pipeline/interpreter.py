@@ -1,8 +1,8 @@
 """What Python does otherwise while roots run: how soon threads take turns, how often it collects.
 
 The thread that writes the log gives Python's lock away at each system call, some times a WAL entry,
-and gets it back from a busy event loop only after a switch interval. At Python's 5 ms that is most
-of what a checkpoint waits for.
+and gets it back from a busy event loop only after a switch interval. At Python's 5 ms that is much
+of what a checkpoint waits for; below 2 ms the switches themselves cost more than they save.
 
 Hundreds of roots in flight hold thousands of objects that nearly all end by themselves. Looking for
 cycles among them after every 700 new ones, as Python does, took a tenth of the event loop's time,

@@ -382,6 +382,8 @@ class ShardOwner:
         if self._state != "open":
             settle(appends, self._refusal())
             return
+        # Whoever has more to hand over waits meanwhile, rather than fight for Python's lock at each
+        # of the columns, which takes both threads longer.
         with self._lock:
             group = group_appends(appends, self._appender.registry)
         for append, reason in group.refused:

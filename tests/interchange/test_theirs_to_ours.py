@@ -105,7 +105,12 @@ def test_opening_a_log_of_the_reference_to_read_changes_nothing(uri: str) -> Non
 
 @pytest.mark.parametrize(
     ("shard", "upkeep"),
-    [("default", "none"), ("worker-3", "none"), ("worker-3", "merged"), ("default", "compacted")],
+    [
+        ("default", "none"),
+        pytest.param("worker-3", "none", marks=pytest.mark.soak),
+        ("worker-3", "merged"),
+        ("default", "compacted"),
+    ],
 )
 def test_we_resume_and_continue_what_the_reference_began(uri: str, shard: str, upkeep: str) -> None:
     with DatagenStore.open(uri, shard_id=shard, fsync=False) as store:

@@ -35,7 +35,7 @@ from tests.conformance.golden import same
 from tests.log import model
 from tests.log.builders import NOW
 
-EXAMPLES = int(os.environ.get("DATAGEN_RAY_PROPERTY_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("DATAGEN_RAY_PROPERTY_EXAMPLES", "30"))
 SEED = int(os.environ.get("DATAGEN_RAY_PROPERTY_SEED", "20240102"))
 
 ITEMS = ("5", "6", "5/x:0", "5/x:0/y:10", "a%2Fb")
