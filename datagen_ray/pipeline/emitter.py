@@ -79,7 +79,7 @@ class Emitter:
         Raises what the sink has against a large batch, which is not held.
         """
         if batch_size_bytes(events) > MOST_HELD_BYTES:
-            self._unsettled = self._append(events, int(checkpoint))
+            self._append(events, int(checkpoint), owed=True)
         else:
             self.queue(events, checkpoint=checkpoint)
             self._owed = True
@@ -87,19 +87,16 @@ class Emitter:
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
         if self._held:
-            owed = self._owed
-            future = self._append((), 0)
-            if owed:
-                self._unsettled = future
+            self._append((), 0, owed=self._owed)
         await self._outcome()
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Return when the batch, and so all before it, is durable."""
-        self._unsettled = self._append(events, int(checkpoint))
+        self._append(events, int(checkpoint), owed=True)
         await self._outcome()
 
-    def _append(self, events: Sequence[DatagenEvent], checkpoints: int) -> asyncio.Future[None]:
-        """Hand over what is held and the events behind it, as one batch."""
+    def _append(self, events: Sequence[DatagenEvent], checkpoints: int, *, owed: bool) -> None:
+        """Hand over what is held and the events behind it, as one batch; ``owed`` is waited for."""
         self.check()
         try:
             future = asyncio.ensure_future(self._sink.append_async([*self._held, *events]))
@@ -110,6 +107,8 @@ class Emitter:
         self._held = []
         self._held_checkpoints = 0
         self._owed = False
+        if owed:
+            self._unsettled = future
 
         def settled(done: asyncio.Future[None]) -> None:
             error = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -123,7 +122,6 @@ class Emitter:
                     self._waiter.set_result(None)
 
         future.add_done_callback(settled)
-        return future
 
     async def _outcome(self) -> None:
         if self._unsettled is not None:

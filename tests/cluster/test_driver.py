@@ -118,9 +118,12 @@ def _complete(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
 
 class ScriptedFleet:
     def __init__(
-        self, script: Callable[[ScriptedWorker, Assignment], Outcome | None] = _complete
+        self,
+        script: Callable[[ScriptedWorker, Assignment], Outcome | None] = _complete,
+        kind: type[ScriptedWorker] = ScriptedWorker,
     ) -> None:
         self.script = script
+        self.kind = kind
         self.workers: list[ScriptedWorker] = []
         self.acts: list[str] = []
         self.opened = 0
@@ -131,7 +134,7 @@ class ScriptedFleet:
         self.opened += 1
 
     def spawn(self, slot: str) -> ScriptedWorker:
-        self.workers.append(ScriptedWorker(slot, self))
+        self.workers.append(self.kind(slot, self))
         return self.workers[-1]
 
     def start_maintainer(self) -> None:
@@ -308,16 +311,11 @@ def test_an_idle_worker_that_asked_too_early_takes_over_what_was_still_on_its_wa
             asked.set()
             return await super().withdraw(most)
 
-    class Fleet(ScriptedFleet):
-        def spawn(self, slot: str) -> ScriptedWorker:
-            self.workers.append(Slow(slot, self))
-            return self.workers[-1]
-
     def none_ends_until_both_work(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
         both = all(each.taken for each in worker.fleet.workers)
         return _complete(worker, assignment) if both else None
 
-    assert _drive(Fleet(none_ends_until_both_work), 6, slots=2).completed == 6
+    assert _drive(ScriptedFleet(none_ends_until_both_work, Slow), 6, slots=2).completed == 6
 
 
 def test_roots_given_back_in_a_reply_that_never_came_are_offered_to_their_worker_again() -> None:
@@ -331,11 +329,6 @@ def test_roots_given_back_in_a_reply_that_never_came_are_offered_to_their_worker
                 raise WorkerLostError("the reply was lost", gone=False)
             return given
 
-    class Fleet(ScriptedFleet):
-        def spawn(self, slot: str) -> ScriptedWorker:
-            self.workers.append(Forgetful(slot, self))
-            return self.workers[-1]
-
     visits: Counter[str] = Counter()
 
     def slow_first(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
@@ -344,7 +337,7 @@ def test_roots_given_back_in_a_reply_that_never_came_are_offered_to_their_worker
             return None
         return _complete(worker, assignment)
 
-    counts = _drive(Fleet(slow_first), 12, slots=2)
+    counts = _drive(ScriptedFleet(slow_first, Forgetful), 12, slots=2)
     assert lost
     assert counts.completed == 12
 

@@ -172,7 +172,6 @@ def test_what_a_loop_left_behind_goes_with_the_next_append(uri):
         loop.stop()
 
     with ShardOwner.claim(uri, "slot") as owner:
-        loop.call_soon(lambda: None)
         task = loop.create_task(leave(owner))
         loop.run_forever()
         assert task.done()
