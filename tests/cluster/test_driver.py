@@ -255,12 +255,7 @@ def test_a_lost_call_to_a_worker_that_lives_hands_its_roots_to_nobody_else() -> 
                 raise WorkerLostError("the reply was lost", gone=False)
             return reply
 
-    class FlakyFleet(ScriptedFleet):
-        def spawn(self, slot: str) -> ScriptedWorker:
-            self.workers.append(Flaky(slot, self))
-            return self.workers[-1]
-
-    fleet = FlakyFleet()
+    fleet = ScriptedFleet(kind=Flaky)
     counts = _drive(fleet, 5)
     assert counts.completed == 5
     assert fleet.acts.count("worker-0 claims") == 1
@@ -397,13 +392,8 @@ def test_a_slot_that_dies_before_it_ends_anything_ends_the_run_in_the_end() -> N
         async def start(self) -> WorkerReport:
             raise WorkerLostError("no such module", gone=True)
 
-    class StillbornFleet(ScriptedFleet):
-        def spawn(self, slot: str) -> ScriptedWorker:
-            self.workers.append(Stillborn(slot, self))
-            return self.workers[-1]
-
     with pytest.raises(StorageError, match="worker-0 died 7 times in a row"):
-        _drive(StillbornFleet(), 2)
+        _drive(ScriptedFleet(kind=Stillborn), 2)
 
 
 def test_a_worker_that_lives_and_never_answers_loses_its_shard_and_its_roots_go_on() -> None:
