@@ -4,8 +4,9 @@ Life of a worker::
 
     start     claim the shard -> check that no later run took over -> ready to be offered roots
     offer     queue assignments; a root that is queued or running already is not queued again
-    (work)    up to ``concurrency`` roots run at once, each with its whole tree; the histories of
-              the ones to resume are read in bulk, in one pass a chunk
+    (work)    user code of up to ``concurrency`` roots runs at once, each with its whole tree; a
+              root that waits for the log lets another begin; the histories of the ones to resume
+              are read in bulk, in one pass a chunk
     collect   hand over outcomes, and the worker's state
     drain     take no more; running roots get ``drain_s`` to end; what is written is durable; close
 
@@ -64,6 +65,7 @@ from datagen_ray.log.events import DatagenEvent
 from datagen_ray.pipeline.executor import Executor, RootTask
 from datagen_ray.pipeline.limits import Limits
 from datagen_ray.pipeline.placement import RemoteCalls
+from datagen_ray.pipeline.places import Place
 from datagen_ray.store.runs import check_not_superseded
 from datagen_ray.store.store import DatagenStore
 
@@ -135,7 +137,6 @@ class Worker:
         self._queue: deque[Assignment] = deque()
         self._in_hand: set[str] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
         self._first = 1
@@ -190,6 +191,7 @@ class Worker:
                 limits=self._limits,
                 observe=self._metrics.call,
                 sleep=self._metrics.pause,
+                when_free=self._fill,
             )
             await executor.start()
             # Its failures are raised by the close at the latest; appends do not depend on it.
@@ -315,45 +317,36 @@ class Worker:
             self._first += 1
 
     def _fill(self) -> None:
-        while (
-            self._queue
-            and len(self._running) < self._config.concurrency
-            and self._state is WorkerState.READY
-        ):
+        while self._queue and self._state is WorkerState.READY:
+            place = self._ready_executor().try_begin()
+            if place is None:
+                return
             assignment = self._queue.popleft()
-            task = asyncio.ensure_future(self._run(assignment))
+            task = asyncio.ensure_future(self._run(assignment, place))
             self._running[assignment.root_id] = task
 
-    def _let_next_begin(self, root_id: str) -> None:
-        """No user code of this root is left to run: only its last rows are to become durable."""
-        task = self._running.pop(root_id, None)
-        if task is not None:
-            self._ending.add(task)
-        self._fill()
-
-    async def _run(self, assignment: Assignment) -> None:
+    async def _run(self, assignment: Assignment, place: Place) -> None:
         root_id = assignment.root_id
         outcome: Outcome | None = None
         try:
-            outcome = await self._outcome(assignment)
+            outcome = await self._outcome(assignment, place)
         finally:
+            place.end()
             self._running.pop(root_id, None)
-            self._ending.discard(asyncio.current_task())
             if outcome is not None:
                 failed = outcome.status is OutcomeStatus.FAILED
                 self._metrics.root_ended(root_id, failed=failed)
             if outcome is not None and self._state in (WorkerState.READY, WorkerState.DRAINING):
                 self._outcomes.append(outcome)
                 self._news.set()
-            self._fill()
 
-    async def _outcome(self, assignment: Assignment) -> Outcome | None:
+    async def _outcome(self, assignment: Assignment, place: Place) -> Outcome | None:
         root_id = assignment.root_id
         task = RootTask(root_id, assignment.inputs, self._histories.pop(root_id, ()))
         try:
             if assignment.mode is Mode.BURY:
                 return await self._bury(task)
-            return await self._execute(task)
+            return await self._execute(task, place)
         except WriterFencedError as error:
             self._halt(WorkerState.FENCED, error)
             return None
@@ -374,10 +367,8 @@ class Worker:
             self._halt(WorkerState.BROKEN, error)
             raise
 
-    async def _execute(self, task: RootTask) -> Outcome:
-        result = await self._ready_executor().run(
-            task, when_walked=partial(self._let_next_begin, task.root_id)
-        )
+    async def _execute(self, task: RootTask, place: Place) -> Outcome:
+        result = await self._ready_executor().run(task, place)
         return Outcome(
             root_id=result.root_id,
             status=OutcomeStatus(result.status),
@@ -415,13 +406,13 @@ class Worker:
             self._publish_now({})  # the process may be ended any moment
         self._queue.clear()
         current = asyncio.current_task()
-        for task in (*self._running.values(), *self._ending):
+        for task in self._running.values():
             if task is not current:
                 task.cancel()
         self._news.set()
 
     async def _close(self, grace_s: float) -> None:
-        running = [*self._running.values(), *self._ending]
+        running = list(self._running.values())
         if running:
             _, late = await asyncio.wait(running, timeout=grace_s)
             for task in late:

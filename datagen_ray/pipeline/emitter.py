@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from datagen_ray.errors import ConfigError, StorageError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.log.validate import batch_size_bytes
+from datagen_ray.pipeline.places import Place
 from datagen_ray.pipeline.sink import EventSink
 
 if TYPE_CHECKING:
@@ -48,13 +49,16 @@ class Emitter:
     follows it without user code: where an item ends with a result, one batch holds both. What was
     emitted, such as a result, is waited for then.
 
+    While it waits the stream is not within its root's ``place``.
+
     Once a batch is not known to be durable, every later call raises the same error: the stream
     must write nothing more until somebody has claimed the shard and read the log.
     """
 
-    def __init__(self, sink: EventSink, tally: Tally) -> None:
+    def __init__(self, sink: EventSink, tally: Tally, place: Place | None = None) -> None:
         self._sink = sink
         self._tally = tally
+        self._place = place
         self._broken: BaseException | None = None
         self._held: list[DatagenEvent] = []
         self._held_checkpoints = 0
@@ -86,14 +90,24 @@ class Emitter:
 
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called."""
-        if self._held:
-            self._append((), 0, owed=self._owed)
-        await self._outcome()
+        self._hand_over()
+        await self._outcome(self._place)
+
+    async def finish(self) -> None:
+        """Leave the place for good, and return when all that was emitted is durable."""
+        self._hand_over()
+        if self._place is not None:
+            self._place.leave()
+        await self._outcome(None)
 
     async def commit(self, events: Sequence[DatagenEvent], *, checkpoint: bool = False) -> None:
         """Return when the batch, and so all before it, is durable."""
         self._append(events, int(checkpoint), owed=True)
-        await self._outcome()
+        await self._outcome(self._place)
+
+    def _hand_over(self) -> None:
+        if self._held:
+            self._append((), 0, owed=self._owed)
 
     def _append(self, events: Sequence[DatagenEvent], checkpoints: int, *, owed: bool) -> None:
         """Hand over what is held and the events behind it, as one batch; ``owed`` is waited for."""
@@ -123,8 +137,12 @@ class Emitter:
 
         future.add_done_callback(settled)
 
-    async def _outcome(self) -> None:
+    async def _outcome(self, place: Place | None) -> None:
         if self._unsettled is not None:
             self._waiter = _Known(loop=asyncio.get_running_loop())
+            if place is not None:
+                place.leave()
             await self._waiter
+            if place is not None and self._broken is None:
+                await place.enter()
         self.check()

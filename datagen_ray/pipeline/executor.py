@@ -38,6 +38,7 @@ from datagen_ray.pipeline.item import Reader
 from datagen_ray.pipeline.limits import Ledger, Limits
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.placement import RemoteCalls
+from datagen_ray.pipeline.places import Place, Places
 from datagen_ray.pipeline.replay import INPUT_POSITION, RecordedStream, read_tree
 from datagen_ray.pipeline.sink import BlobLoader, EventSink
 from datagen_ray.pipeline.threads import StepThreads
@@ -103,6 +104,7 @@ class Executor:
         remote: RemoteCalls | None = None,
         observe: Observe | None = None,
         sleep: Sleep = asyncio.sleep,
+        when_free: Callable[[], None] | None = None,
     ) -> None:
         for name, value in (
             ("max_in_flight_roots", max_in_flight_roots),
@@ -127,7 +129,8 @@ class Executor:
         self._sleep = sleep
         self._env: Environment | None = None
         self._threads: StepThreads | None = None
-        self._permits: asyncio.Semaphore | None = None
+        self._when_free = when_free
+        self._places: Places | None = None
 
     async def start(self) -> None:
         """Make the user's code ready; class steps are built here, once.
@@ -137,7 +140,7 @@ class Executor:
         if self._env is not None:
             return
         self._threads = StepThreads(self._max_threads)
-        self._permits = asyncio.Semaphore(self._max_in_flight_roots)
+        self._places = Places(self._max_in_flight_roots, when_free=self._when_free)
         code = UserCode(
             self._threads,
             limits=self._limits or Ledger(sleep=self._sleep),
@@ -172,29 +175,28 @@ class Executor:
         """What a person should know of this run, such as steps that were skipped."""
         return sorted(self._env.notices) if self._env else []
 
-    async def run(
-        self, task: RootTask, *, when_walked: Callable[[], None] | None = None
-    ) -> RootResult:
+    def try_begin(self) -> Place | None:
+        """A place for one more root, if one may begin now; it is for :meth:`run`."""
+        return self._places_of_run().try_begin()
+
+    async def run(self, task: RootTask, place: Place | None = None) -> RootResult:
         """Run one root to its end, from wherever the log has it.
 
-        ``when_walked`` is called, once and however the root ends, when no user code of it is left
-        to run. It holds no place among ``max_in_flight_roots`` from then on: what it wrote last is
-        on its way to the log, and this returns when that is durable.
+        It begins when it has a place, and holds it while user code of it runs or could run: not
+        while it waits for the log, and not for its last rows, which are durable when this returns.
 
         Raises storage errors as they are; whatever else is wrong with the root is in the result.
         """
         env = self._started()
-        assert self._permits is not None  # noqa: S101 - set together with the environment
+        place = place or await self._places_of_run().begin()
         tally = Tally()
         try:
             try:
-                async with self._permits:
-                    status, error_text, walk = await self._walked(env, task, tally)
+                status, error_text, walk = await self._walked(env, task, tally, place)
             finally:
-                if when_walked is not None:
-                    when_walked()
+                place.end()
             if walk is not None:
-                await walk.emitter.settle()
+                await walk.emitter.finish()
         except (DamagedLogError, InputError) as error:
             _LOGGER.warning("root %s: %s", task.root_id, error)
             status, error_text = "failed", f"{type(error).__name__}: {error}"
@@ -229,8 +231,13 @@ class Executor:
             raise InternalError("the executor was not started, or was closed; await start() first")
         return self._env
 
+    def _places_of_run(self) -> Places:
+        self._started()
+        assert self._places is not None  # noqa: S101 - set together with the environment
+        return self._places
+
     async def _walked(
-        self, env: Environment, task: RootTask, tally: Tally
+        self, env: Environment, task: RootTask, tally: Tally, place: Place
     ) -> tuple[RootStatus, str | None, StreamWalk | None]:
         """How the root ends, why it failed, and the walk whose last rows may be on their way."""
         root = read_tree(task.root_id, task.history)
@@ -244,6 +251,7 @@ class Executor:
             walk = StreamWalk(
                 env,
                 tally,
+                place=place,
                 body=self.pipeline.body,
                 writer=self._resumed(env, root),
                 recorded=root,
@@ -254,6 +262,7 @@ class Executor:
             walk = StreamWalk(
                 env,
                 tally,
+                place=place,
                 body=self.pipeline.body,
                 writer=writer,
                 recorded=None,

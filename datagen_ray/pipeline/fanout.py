@@ -91,7 +91,7 @@ async def run_fan_out(walk: StreamWalk, node: FanOut, position: DatagenStreamPos
         children = [_resumed(walk, node, stream, parent) for stream in recorded]
     else:
         walk.cursor.mismatch(f"births of sub-items, or STEP_COMPLETED, of {position}")
-    await _run_all(children)
+    await _run_all(walk, children)
     _stop_if_failed(walk, node, position, children)
     await walk.complete(position, await _reduce(walk, node, position, children))
 
@@ -222,14 +222,20 @@ def _check_ended(body: Node, recorded: RecordedStream) -> None:
 # -- running and reducing -------------------------------------------------------------------
 
 
-async def _run_all(children: list[_Child]) -> None:
+async def _run_all(parent: StreamWalk, children: list[_Child]) -> None:
     """Walk all that have not ended. Siblings of one that fails walk on to their own ends."""
     running = [child for child in children if child.walk is not None]
+    if not running:
+        return
 
     async def run(child: _Child, walk: StreamWalk) -> None:
         child.ending = await walk.run()
 
+    for _ in running:
+        parent.place.join()
+    parent.place.leave()
     await all_or_error([run(child, child.walk) for child in running if child.walk is not None])
+    await parent.place.enter()
 
 
 async def all_or_error(calls: list[Coroutine[Any, Any, None]]) -> None:

@@ -26,6 +26,7 @@ from datagen_ray.pipeline.failures import FailureDetails, describe_failure, text
 from datagen_ray.pipeline.fields import merged, result_updates
 from datagen_ray.pipeline.item import Cell, Item
 from datagen_ray.pipeline.nodes import OnFailure
+from datagen_ray.pipeline.places import Place
 from datagen_ray.pipeline.replay import Cursor, RecordedStream
 from datagen_ray.pipeline.results import Filtered
 from datagen_ray.pipeline.steps import Node
@@ -39,6 +40,7 @@ class Stream:
         env: Environment,
         tally: Tally,
         *,
+        place: Place,
         body: Node,
         writer: DatagenStreamWriter,
         recorded: RecordedStream | None,
@@ -51,7 +53,8 @@ class Stream:
         self.body = body
         self.writer = writer
         self.cursor = Cursor(recorded)
-        self.emitter = Emitter(env.sink, tally)
+        self.place = place
+        self.emitter = Emitter(env.sink, tally, place)
         self.next_sub_item: dict[str, int] = {}
         self._cells = cells
         self._parent = parent

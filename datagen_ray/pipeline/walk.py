@@ -60,6 +60,7 @@ class StreamWalk(Stream):
         return StreamWalk(
             self.env,
             self.tally,
+            place=self.place,
             body=body,
             writer=writer,
             recorded=recorded,
@@ -69,18 +70,18 @@ class StreamWalk(Stream):
         )
 
     async def run(self) -> Ending:
-        """Walk to the end, and return when it is durable.
+        """Walk to the end, leave the place, and return when the end is durable.
 
         Raises storage trouble and ``PipelineMismatchError`` only.
         """
         ending = await self.walk()
-        await self.emitter.settle()
+        await self.emitter.finish()
         return ending
 
     async def walk(self) -> Ending:
         """Walk to the end: no user code is left to run, and the last rows are on their way.
 
-        Whether they arrive is for the caller to settle.
+        Whether they arrive is for the caller to find out, with ``emitter.finish()``.
         """
         try:
             await self._visit(self.body, 0, None, None)

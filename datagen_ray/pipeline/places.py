@@ -1,0 +1,183 @@
+"""Places: how many roots may run user code at a time.
+
+A root holds a *place* while user code of its tree runs or could run. While all of its streams wait
+for the log it holds none, and needs one again before user code of it is called. Where steps are so
+short that places would stand empty for a notable time, more roots are *begun* than there are
+places. Where steps take seconds none is, and a root that has begun goes on without delay. Roots
+that have begun come before new ones, in the order in which they asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    _Turn = asyncio.Future[None]
+
+SPAN_S = 1.0
+"""Over how long the number of waiting roots is averaged."""
+WORTH_MORE = 0.01
+"""Where more than this part of the places would stand empty on average, more roots are begun."""
+
+
+def most_begun(count: int) -> int:
+    """How many roots may be begun and not walked where ``count`` may run user code, at the most.
+
+    Half as many again, whatever the log takes; where only one may run, none is begun beside it.
+    """
+    return count + count // 2
+
+
+class Places:
+    """The places of one executor. Belongs to its event loop.
+
+    ``when_free`` is called when a root may begin and none asked to.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        when_free: Callable[[], None] | None = None,
+        clock_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._count = count
+        self._when_free = when_free
+        self._clock_s = clock_s or asyncio.get_running_loop().time
+        self._free = count
+        self._begun = 0
+        self._waiting = 0
+        self._mean_waiting = 0.0
+        self._known_s = self._clock_s()
+        self._returning: deque[_Turn] = deque()
+        self._beginning: deque[_Turn] = deque()
+
+    def try_begin(self) -> Place | None:
+        """A place for a root that has not begun, if one may begin now."""
+        if not self._may_begin():
+            return None
+        self._free -= 1
+        self._begun += 1
+        return Place(self, _granted())
+
+    async def begin(self) -> Place:
+        """A place for a root that has not begun, in the order of the calls."""
+        place = self.try_begin()
+        if place is not None:
+            return place
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self._beginning.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                Place(self, turn).end()
+            raise
+        return Place(self, turn)
+
+    def ask(self) -> _Turn:
+        """Resolves when a root that waited for the log has a place again."""
+        self._count_waiting(-1)
+        if self._free:
+            self._free -= 1
+            return _granted()
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        self._returning.append(turn)
+        return turn
+
+    def give_up(self, turn: _Turn) -> None:
+        """The root of this turn, which may have come, waits for the log now, or ends."""
+        self._count_waiting(1)
+        if not turn.cancel():
+            self._free += 1
+            self._grant()
+
+    def end(self) -> None:
+        """A root that has no turn will not ask for one again."""
+        self._count_waiting(-1)
+        self._begun -= 1
+        self._grant()
+
+    def _may_begin(self) -> bool:
+        worth_more = self._mean_waiting > WORTH_MORE * self._count
+        most = most_begun(self._count) if worth_more else self._count
+        return self._free > 0 and self._begun < most
+
+    def _grant(self) -> None:
+        while self._free and self._returning:
+            turn = self._returning.popleft()
+            if not turn.done():
+                self._free -= 1
+                turn.set_result(None)
+        while self._beginning and self._may_begin():
+            turn = self._beginning.popleft()
+            if not turn.done():
+                self._free -= 1
+                self._begun += 1
+                turn.set_result(None)
+        if self._when_free is not None and self._may_begin():
+            self._when_free()
+
+    def _count_waiting(self, more: int) -> None:
+        now_s = self._clock_s()
+        weight = min(1.0, (now_s - self._known_s) / SPAN_S)
+        self._mean_waiting += weight * (self._waiting - self._mean_waiting)
+        self._known_s = now_s
+        self._waiting += more
+
+
+class Place:
+    """What one root that has begun holds; its streams share it.
+
+    A stream is *within* while its user code runs or could run. The root's first stream is within
+    from the start, the others :meth:`join`. The place is given up when none is left within.
+    """
+
+    def __init__(self, places: Places, turn: _Turn) -> None:
+        self._places = places
+        self._turn: _Turn | None = turn
+        self._within = 1
+        self._ended = False
+
+    def join(self) -> None:
+        """One more stream is within; only where one is already, and so without waiting."""
+        self._within += 1
+
+    def leave(self) -> None:
+        """One stream less is within."""
+        self._within -= 1
+        if not self._within:
+            self._give_up()
+
+    async def enter(self) -> None:
+        """Return when this stream is within again."""
+        self._within += 1
+        if self._turn is None:
+            self._turn = self._places.ask()
+        if not self._turn.done():
+            try:
+                await asyncio.shield(self._turn)
+            except asyncio.CancelledError:
+                self.leave()
+                raise
+
+    def end(self) -> None:
+        """No user code of this root will run any more, whatever became of its streams."""
+        if not self._ended:
+            self._ended = True
+            self._give_up()
+            self._places.end()
+
+    def _give_up(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._places.give_up(turn)
+
+
+def _granted() -> _Turn:
+    turn: _Turn = asyncio.get_running_loop().create_future()
+    turn.set_result(None)
+    return turn
