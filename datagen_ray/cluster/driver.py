@@ -142,6 +142,9 @@ class _Life:
     reoffer: bool = False
     unclean: bool = True
     """Whether it ended, if it ends now, without a word: then what it ran may be to blame."""
+    began: int = 0
+    """How many roots of its hand it may have begun: those that had begun when it last said so, and
+    as many more as had just ended."""
 
 
 class Driver:
@@ -355,7 +358,8 @@ class Driver:
     def _release(self, slot: str, life: _Life | None) -> None:
         """The shard was claimed anew: the roots of its former life may be run by anyone."""
         unclean = life is not None and life.unclean
-        count = self._roots.lost(slot, unclean=unclean, began=self._config.concurrency)
+        began = max(self._config.concurrency, 0 if life is None else life.began)
+        count = self._roots.lost(slot, unclean=unclean, began=began)
         if self._alone_slot == slot:
             self._alone_slot = None
         if count:
@@ -387,6 +391,7 @@ class Driver:
                 continue
             collected = await self._answered(handle.collect(life.acknowledged))
             life.acknowledged = collected.last
+            life.began = collected.begun + len(collected.outcomes)
             for outcome in collected.outcomes:
                 self._roots.settle(slot, outcome)
             if collected.outcomes:

@@ -108,12 +108,16 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Collected:
-    """Outcomes with consecutive numbers, the last of which is ``last``; and how the worker is."""
+    """Outcomes with consecutive numbers, the last of which is ``last``; and how the worker is.
+
+    ``begun`` of its roots have begun and not ended.
+    """
 
     last: int
     outcomes: tuple[Outcome, ...] = ()
     state: WorkerState = WorkerState.READY
     reason: str | None = None
+    begun: int = 0
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class Roots:
     def lost(self, slot: str, *, unclean: bool, began: int) -> int:
         """The slot's shard has been claimed anew: what it had in hand may go to anyone.
 
-        ``began`` is how many roots it ran at once: the oldest of its hand were running. Returns how
+        ``began`` is how many roots of its hand it may have begun, which are the oldest. Returns how
         many roots came back.
         """
         hand = self._hands.pop(slot, {})

@@ -21,6 +21,7 @@ itself: only its driver may start it anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -261,13 +262,13 @@ class Worker:
         self._forget(acknowledged)
         if not self._outcomes and self._state is WorkerState.READY:
             self._news.clear()
-            try:
+            # That nothing ended is an answer too.
+            with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), POLL_S)
                 await asyncio.sleep(LINGER_S)
-            except asyncio.TimeoutError:
-                return Collected(self._first - 1, (), self._state, self._reason)
         outcomes = tuple(self._outcomes)
-        return Collected(self._first + len(outcomes) - 1, outcomes, self._state, self._reason)
+        last = self._first + len(outcomes) - 1
+        return Collected(last, outcomes, self._state, self._reason, begun=len(self._running))
 
     async def withdraw(self, most: int) -> tuple[str, ...]:
         """Give back up to ``most`` roots that have not begun, those that came last first."""

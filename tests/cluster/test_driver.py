@@ -377,6 +377,31 @@ def test_many_roots_that_kill_their_worker_are_buried_and_the_healthy_ones_end()
     assert (counts.completed, counts.failed) == (22, 8)
 
 
+def test_a_root_that_kills_its_worker_is_found_among_all_that_it_had_begun() -> None:
+    class Hasty(ScriptedWorker):
+        """Says that it has begun four roots; dies at its next word if r3 is one of them."""
+
+        asked = 0
+
+        async def start(self) -> WorkerReport:
+            self.asked = 0
+            return await super().start()
+
+        async def collect(self, acknowledged: int) -> Collected:
+            self.asked += 1
+            if all(each.root_id != "r3" or each.mode is Mode.BURY for each in self.queue):
+                return await super().collect(acknowledged)
+            if self.asked > 1:
+                self.alive = False
+                raise WorkerLostError("killed", gone=False)
+            return Collected(0, begun=4)
+
+    fleet = ScriptedFleet(kind=Hasty)
+    counts = _drive(fleet, 5, slots=1, concurrency=1)
+    assert counts.completed + counts.failed == 5
+    assert fleet.workers[0].lives == 4, "two deaths beside others, one alone"
+
+
 def test_a_lost_cluster_ends_the_run() -> None:
     def script(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
         fleet.lost = True
