@@ -42,7 +42,9 @@ def run(
     min_workers: Annotated[
         int | None, typer.Option(help="workers at first; more follow while there is more to do")
     ] = None,
-    concurrency: Annotated[int, typer.Option(help="roots that one worker runs at once")] = 64,
+    concurrency: Annotated[
+        int, typer.Option(help="roots whose steps one worker runs at once")
+    ] = 64,
     address: Annotated[
         str | None, typer.Option(help="a running Ray cluster; default: one of its own")
     ] = None,

@@ -85,7 +85,7 @@ def run(
     The log is ``<root>/datagen_checkpoints/<pipeline>/<experiment>/log.lance``; calling this again
     with the same names goes on where it was. ``key`` is the column whose values name the roots,
     by default the row number. ``workers`` (by default one a CPU of an own cluster, else 2) are
-    processes that own a shard each and run up to ``concurrency`` roots at once; with
+    processes that own a shard each and run steps of up to ``concurrency`` roots at once; with
     ``min_workers`` so many are asked for at first, and one more, up to ``workers``, whenever all of
     them are at work and there are roots that none has in hand. A root that fails
     is resumed ``max_root_retries`` times, then counted as failed; the next run tries it again,

@@ -51,7 +51,7 @@ def run_local(
     placed: Literal["refuse", "here"] = "refuse",
     hooks: Hooks | None = None,
 ) -> LocalRunSummary:
-    """Run every root of ``rows`` that has not ended yet, up to ``concurrency`` at once.
+    """Run every root of ``rows`` that has not ended yet, steps of up to ``concurrency`` at once.
 
     ``rows`` are dicts, a function that returns them, or a path to a file of them; ``key`` names
     the column whose values identify roots, by default the row number. The log is

@@ -26,9 +26,10 @@ WORTH_MORE = 0.01
 def most_begun(count: int) -> int:
     """How many roots may be begun and not walked where ``count`` may run user code, at the most.
 
-    Half as many again, whatever the log takes; where only one may run, none is begun beside it.
+    As many again but for one, whatever the log takes: where only one may run, none is begun beside
+    it.
     """
-    return count + count // 2
+    return 2 * count - 1
 
 
 class Places:

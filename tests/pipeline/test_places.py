@@ -52,8 +52,8 @@ def wait_long_enough_to_matter(place: Place, clock: HandClock) -> None:
     clock.now_s += SPAN_S
 
 
-def test_half_as_many_again_may_be_begun_and_none_beside_a_single_one() -> None:
-    assert [most_begun(count) for count in (1, 2, 3, 4, 256)] == [1, 3, 4, 6, 384]
+def test_as_many_again_may_be_begun_and_none_beside_a_single_one() -> None:
+    assert [most_begun(count) for count in (1, 2, 4, 256)] == [1, 3, 7, 511]
 
 
 @trial
@@ -94,7 +94,7 @@ async def test_where_the_log_takes_long_another_root_begins_and_the_one_that_wai
     await first.enter()
     wait_long_enough_to_matter(first, clock)
     third = begun(places)
-    assert places.try_begin() is None, "half as many again, and not more"
+    assert places.try_begin() is None, "as many again but for one, and not more"
     back = asyncio.ensure_future(first.enter())
     new = asyncio.ensure_future(places.begin())
     await turns()
