@@ -86,8 +86,8 @@ class Executor:
     placed steps, which are refused without it. ``redact`` is by default the pipeline's.
     ``observe`` is told of every call of user code, ``sleep`` waits between retries.
 
-    User code of up to ``max_in_flight_roots`` roots runs at a time; what waits for the log beside them
-    is told in ``places``. ``when_free`` is called when :meth:`try_begin` would give a place.
+    User code of up to ``max_in_flight_roots`` roots runs at a time; what waits for the log beside
+    them is told in ``places``. ``when_free`` is called when :meth:`try_begin` would give a place.
     """
 
     def __init__(
