@@ -53,7 +53,7 @@ class Places:
         self._waiting = 0
         self._mean_waiting = 0.0
         self._known_s = self._clock_s()
-        self._returning: deque[_Turn] = deque()
+        self._returning: deque[Place] = deque()
         self._beginning: deque[_Turn] = deque()
 
     def try_begin(self) -> Place | None:
@@ -62,7 +62,7 @@ class Places:
             return None
         self._free -= 1
         self._begun += 1
-        return Place(self, _granted())
+        return Place(self)
 
     async def begin(self) -> Place:
         """A place for a root that has not begun, in the order of the calls."""
@@ -75,29 +75,28 @@ class Places:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                Place(self, turn).end()
+                Place(self).end()
             raise
-        return Place(self, turn)
+        return Place(self)
 
-    def ask(self) -> _Turn:
-        """Resolves when a root that waited for the log has a place again."""
+    def ask(self, place: Place) -> None:
+        """A root that waited for the log is to have its place again: now, or when one is free."""
         self._count_waiting(-1)
         if self._free:
             self._free -= 1
-            return _granted()
-        turn: _Turn = asyncio.get_running_loop().create_future()
-        self._returning.append(turn)
-        return turn
+            place.given()
+        else:
+            self._returning.append(place)
 
-    def give_up(self, turn: _Turn) -> None:
-        """The root of this turn, which may have come, waits for the log now, or ends."""
+    def give_up(self, *, held: bool) -> None:
+        """A root that held a place, or asked for one, waits for the log now, or ends."""
         self._count_waiting(1)
-        if not turn.cancel():
+        if held:
             self._free += 1
             self._grant()
 
     def end(self) -> None:
-        """A root that has no turn will not ask for one again."""
+        """A root that holds no place, and did not ask for one, will not do so again."""
         self._count_waiting(-1)
         self._begun -= 1
         self._grant()
@@ -109,10 +108,10 @@ class Places:
 
     def _grant(self) -> None:
         while self._free and self._returning:
-            turn = self._returning.popleft()
-            if not turn.done():
+            place = self._returning.popleft()
+            if place.asks:
                 self._free -= 1
-                turn.set_result(None)
+                place.given()
         while self._beginning and self._may_begin():
             turn = self._beginning.popleft()
             if not turn.done():
@@ -137,11 +136,26 @@ class Place:
     from the start, the others :meth:`join`. The place is given up when none is left within.
     """
 
-    def __init__(self, places: Places, turn: _Turn) -> None:
+    def __init__(self, places: Places) -> None:
         self._places = places
-        self._turn: _Turn | None = turn
         self._within = 1
+        self._holds = True
+        self._asks = False
+        self._entering: list[_Turn] = []
         self._ended = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asked for a place, has none, and did not give up."""
+        return self._asks
+
+    def given(self) -> None:
+        """It holds a place from now on."""
+        self._holds, self._asks = True, False
+        for turn in self._entering:
+            if not turn.done():
+                turn.set_result(None)
+        self._entering.clear()
 
     def join(self) -> None:
         """One more stream is within; only where one is already, and so without waiting."""
@@ -156,11 +170,14 @@ class Place:
     async def enter(self) -> None:
         """Return when this stream is within again."""
         self._within += 1
-        if self._turn is None:
-            self._turn = self._places.ask()
-        if not self._turn.done():
+        if not self._holds and not self._asks:
+            self._asks = True
+            self._places.ask(self)
+        if not self._holds:
+            turn: _Turn = asyncio.get_running_loop().create_future()
+            self._entering.append(turn)
             try:
-                await asyncio.shield(self._turn)
+                await turn
             except asyncio.CancelledError:
                 self.leave()
                 raise
@@ -173,12 +190,7 @@ class Place:
             self._places.end()
 
     def _give_up(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            self._places.give_up(turn)
-
-
-def _granted() -> _Turn:
-    turn: _Turn = asyncio.get_running_loop().create_future()
-    turn.set_result(None)
-    return turn
+        if self._holds or self._asks:
+            held = self._holds
+            self._holds = self._asks = False
+            self._places.give_up(held=held)
