@@ -25,7 +25,7 @@ from datagen_ray.pipeline.sink import EventSink
 ITEMS = 3_000
 IN_FLIGHT = 256
 STEP_S = 0.1
-SLOW_WAVES = 16
+SLOW_WAVES = 32
 
 
 class NoLog:
