@@ -1,5 +1,9 @@
 """For tests of pipelines: runs on a temporary real log, crashes on demand, a clock that jumps.
 
+    def test_my_step():
+        ctx = testing.step_context("draft", item_id="5")
+        assert draft({"text": "hello"}, ctx)["draft"].startswith("hello")
+
     def test_my_pipeline():
         with testing.TrialLog() as log:
             trial = log.run(pipeline, rows, key="id")
@@ -28,8 +32,15 @@ from types import TracebackType
 from typing import Any
 
 from datagen_ray.errors import ConfigError, WriterFencedError
-from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenStreamPosition
+from datagen_ray.log.events import (
+    DatagenEvent,
+    DatagenEventType,
+    DatagenStepKind,
+    DatagenStreamPosition,
+)
 from datagen_ray.log.fold import FoldedDatagenItem, fold_datagen_events
+from datagen_ray.log.ids import DatagenItemId
+from datagen_ray.pipeline.context import StepContext
 from datagen_ray.pipeline.local import LocalRunSummary, run_local
 from datagen_ray.pipeline.local_run import Hooks
 from datagen_ray.pipeline.pipeline import Pipeline
@@ -67,6 +78,36 @@ class FakeClock:
     def elapsed_s(self) -> float:
         """Seconds since the usual start."""
         return (self._now - _START).total_seconds()
+
+
+def step_context(
+    step_name: str = "step",
+    *,
+    item_id: str = "1",
+    index: int = 0,
+    enclosing: str | None = None,
+    attempt: int = 0,
+    retry: int = 0,
+    pipeline: str = "trial",
+    seed: int = 0,
+) -> StepContext:
+    """The ``ctx`` for a call of a step's own function, without a run.
+
+    ``index`` is the number of the step's place in its frame ``enclosing``, which is the pipeline
+    itself where that was made of a list; ``seed`` is the pipeline's. In the same place a run gives
+    the same ``ctx.seed`` and ``ctx.idempotency_key``. Raises ``InvalidItemIdError`` for an id that
+    no item can have.
+    """
+    return StepContext(
+        item_id=item_id,
+        root_id=str(DatagenItemId.parse(item_id).root),
+        attempt=attempt,
+        retry=retry,
+        position=DatagenStreamPosition(step_name, DatagenStepKind.LEAF, index, enclosing, None),
+        run_id="trial",
+        pipeline=pipeline,
+        base_seed=seed,
+    )
 
 
 class Crashed(WriterFencedError):

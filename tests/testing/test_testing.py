@@ -52,6 +52,28 @@ def every_kind() -> Pipeline:
     )
 
 
+def test_a_context_made_by_hand_has_the_seed_and_the_key_of_a_run() -> None:
+    seen: list[Any] = []
+
+    @step
+    async def first(item: Any) -> None: ...
+
+    @step
+    def second(item: Any, ctx: Any) -> dict[str, Any]:
+        seen.append(ctx)
+        return {"seed": ctx.seed}
+
+    with testing.TrialLog() as log:
+        log.run(Pipeline("p", [first, second], seed=7), ROWS[:1], key="id")
+    ctx = testing.step_context(
+        "second", item_id="0", index=1, enclosing="p", pipeline="p", seed=7, retry=2
+    )
+    assert second({}, ctx) == {"seed": seen[0].seed}
+    assert ctx.idempotency_key == seen[0].idempotency_key
+    assert (ctx.root_id, ctx.retry) == ("0", 2)
+    assert testing.step_context(item_id="5/m:1").root_id == "5"
+
+
 def test_a_trial_is_a_run_on_a_real_log() -> None:
     with testing.TrialLog() as log:
         trial = log.run(every_kind(), ROWS, key="id")
