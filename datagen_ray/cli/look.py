@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from datagen_ray.cli.run import storage_options
 from datagen_ray.cli.text import echo_lines, shown
-from datagen_ray.errors import ConfigError, InvalidItemIdError, ItemViolationError
+from datagen_ray.errors import ConfigError, DatagenError, InvalidItemIdError, ItemViolationError
 from datagen_ray.log.events import DatagenEvent, DatagenEventType, DatagenStreamPosition
 from datagen_ray.log.fold import (
     DatagenFailure,
@@ -22,11 +23,14 @@ from datagen_ray.log.fold import (
 )
 from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.values import DatagenBlobValue, DatagenValue
+from datagen_ray.pipeline.exhaustion import EXHAUSTED_AFTER, exhausting_failures, summary_of
+from datagen_ray.pipeline.replay import read_tree
 from datagen_ray.store.bulk import Overview
 from datagen_ray.store.runs import list_runs
 from datagen_ray.store.store import DatagenStore
 
 _WIDTH = 100
+_ROOTS_A_READ = 1000
 
 LogUri = Annotated[str, typer.Argument(help="path or URL of the log, ending in log.lance")]
 StorageOption = Annotated[
@@ -118,11 +122,20 @@ def failures(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="with the traceback of each")
     ] = False,
+    exhausted: Annotated[
+        bool, typer.Option("--exhausted", help="only the roots that runs leave alone, and why")
+    ] = False,
     storage_option: StorageOption = None,
     as_json: AsJson = False,
 ) -> int:
     """Every failure that the log holds: which item, where, what. With --json one object a line."""
+    if exhausted and (run_id is not None or traceback):
+        raise ConfigError(
+            "--exhausted is about all runs, a line a root; leave out the other option"
+        )
     with open_log(log_uri, storage_option) as store:
+        if exhausted:
+            return _exhausted(store, as_json)
         found = store.failures(run_id)
         if run_id is not None and not found:
             _check_known_run(store, log_uri, run_id, storage_options(storage_option))
@@ -140,6 +153,38 @@ def failures(
     if found and not as_json and not traceback:
         typer.echo("with --traceback: where in the code each was raised", err=True)
     return 0
+
+
+def _exhausted(store: DatagenStore, as_json: bool) -> int:
+    """A line for each root that is left alone; 1 if the state of one cannot be told."""
+    failed = Counter(failure.item_id for failure in store.failures())
+    roots = sorted(
+        {
+            DatagenItemId.parse(item_id).root_key
+            for item_id, count in failed.items()
+            if count >= EXHAUSTED_AFTER
+        }
+    )
+    listed = unclear = 0
+    for start in range(0, len(roots), _ROOTS_A_READ):
+        histories = store.events_for_roots(roots[start : start + _ROOTS_A_READ])
+        for root_id, history in histories.items():
+            try:
+                root = read_tree(root_id, history)
+            except DatagenError as error:
+                typer.echo(shown(f"{root_id}  {error}"), err=True)
+                unclear += 1
+                continue
+            rows = () if root is None else exhausting_failures(root, EXHAUSTED_AFTER)
+            if rows:
+                listed += 1
+                if as_json:
+                    typer.echo(_json({"item_id": root_id, "failures": summary_of(rows)}))
+                else:
+                    typer.echo(shown(f"{root_id}  {summary_of(rows)}"))
+    if not listed and not as_json:
+        typer.echo("no exhausted roots")
+    return 1 if unclear else 0
 
 
 def _check_known_run(

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from datagen_ray.pipeline.counts import RootCounts
-from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
+from datagen_ray.pipeline.exhaustion import EXHAUSTED_AFTER
 from datagen_ray.store.runs import RunTerm
 
 

@@ -33,7 +33,7 @@ from datagen_ray.cluster.step_processes import StepSource
 from datagen_ray.cluster.summary import ProgressListener, RunSummary, Silent
 from datagen_ray.errors import ConfigError, DatagenError, SourceError
 from datagen_ray.log.events import DatagenItemStatus
-from datagen_ray.pipeline.executor import EXHAUSTED_AFTER
+from datagen_ray.pipeline.exhaustion import EXHAUSTED_AFTER
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
 from datagen_ray.sources import Rows, RowSource, count_keys, open_source, source_rows

@@ -31,6 +31,7 @@ from datagen_ray.pipeline.calls import Sleep, UserCode
 from datagen_ray.pipeline.emitter import Emitter, Tally
 from datagen_ray.pipeline.endings import Ending
 from datagen_ray.pipeline.environment import Environment, Observe
+from datagen_ray.pipeline.exhaustion import EXHAUSTED_AFTER, exhausting_failures, summary_of
 from datagen_ray.pipeline.failures import Redact, storable
 from datagen_ray.pipeline.fields import input_updates, merged
 from datagen_ray.pipeline.interpreter import INTERPRETER
@@ -47,13 +48,6 @@ from datagen_ray.pipeline.walk import StreamWalk
 _LOGGER = logging.getLogger("datagen_ray.pipeline")
 
 RootStatus = Literal["completed", "filtered", "failed"]
-
-EXHAUSTED_AFTER = 9
-"""After so many FAILED rows in one stream a root is left alone until it is asked for.
-
-Three runs' worth where a run tries a root three times: whoever mends a step after the first run
-finds that the second one goes on, and an item that nothing helps does not cost every later run.
-"""
 
 
 @dataclass(frozen=True)
@@ -296,16 +290,13 @@ class Executor:
     def _exhausted(self, root: RecordedStream) -> str | None:
         if self._exhausted_after is None:
             return None
-        for failed in root.active_failures():
-            if len(failed) >= self._exhausted_after:
-                last = failed[-1]
-                message = (last.error_dump or "").partition("\n")[0]
-                return (
-                    f"exhausted: {len(failed)} failures in {last.item_id!r}, the last at "
-                    f"{last.position}: {last.error_type}: {message}; it is left alone until a run "
-                    "retries exhausted roots (--retry-exhausted, retry_exhausted=True)"
-                )
-        return None
+        failed = exhausting_failures(root, self._exhausted_after)
+        if not failed:
+            return None
+        return (
+            f"exhausted: {summary_of(failed)}; it is left alone until a run retries exhausted "
+            "roots (--retry-exhausted, retry_exhausted=True)"
+        )
 
     async def _compare_inputs(self, env: Environment, task: RootTask) -> None:
         """The recorded inputs win; a source row that was edited since is worth a warning."""

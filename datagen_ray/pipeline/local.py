@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datagen_ray.errors import ConfigError
-from datagen_ray.pipeline.executor import (
-    EXHAUSTED_AFTER,
-)
+from datagen_ray.pipeline.exhaustion import EXHAUSTED_AFTER
 from datagen_ray.pipeline.failures import Redact
 from datagen_ray.pipeline.here import HereCalls
 from datagen_ray.pipeline.local_run import Hooks, LocalRun, LocalRunSummary

@@ -125,6 +125,25 @@ def test_failures_have_their_tracebacks_where_asked_for(
     assert text.count('raise ValueError("four is wrong")') == 3
 
 
+def test_exhausted_roots_are_listed_with_what_exhausted_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for runs in range(1, 4):
+        uri = run_local(
+            pipeline, ROWS, key="key", root=tmp_path, experiment="e", fsync=False
+        ).log_uri
+        told = said(capsys, "failures", uri, "--exhausted")
+        if runs < 3:
+            assert told == "no exhausted roots\n"
+    assert told == (
+        "k%2F4  9 failures in 'k%2F4', the last at check[1] (leaf in main): "
+        "ValueError: four is wrong\n"
+    )
+    found = json.loads(said(capsys, "failures", uri, "--exhausted", "--json"))
+    assert found["item_id"] == "k%2F4"
+    assert status_of(["failures", uri, "--exhausted", "--traceback"]) == 2
+
+
 def test_failures_of_a_run_that_is_not_there_are_refused(
     log_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
