@@ -142,9 +142,15 @@ class _Life:
     reoffer: bool = False
     unclean: bool = True
     """Whether it ended, if it ends now, without a word: then what it ran may be to blame."""
-    began: int = 0
-    """How many roots of its hand it may have begun: those that had begun when it last said so, and
-    as many more as had just ended."""
+    begun: int = 0
+    """How many roots had begun and not ended when it last said so."""
+    just_ended: int = 0
+    """How many had ended then since the time before. As many may have begun since."""
+
+    @property
+    def may_have_begun(self) -> int:
+        """How many of the oldest roots of its hand may be running."""
+        return self.begun + self.just_ended
 
 
 class Driver:
@@ -358,7 +364,7 @@ class Driver:
     def _release(self, slot: str, life: _Life | None) -> None:
         """The shard was claimed anew: the roots of its former life may be run by anyone."""
         unclean = life is not None and life.unclean
-        began = max(self._config.concurrency, 0 if life is None else life.began)
+        began = max(self._config.concurrency, 0 if life is None else life.may_have_begun)
         count = self._roots.lost(slot, unclean=unclean, began=began)
         if self._alone_slot == slot:
             self._alone_slot = None
@@ -381,7 +387,7 @@ class Driver:
                 life.reoffer = False
                 self._notify()
             if life.unclean:
-                await self._top_up(slot, handle, life.acknowledged, look_ahead)
+                await self._top_up(slot, handle, life, look_ahead)
             if life.unclean and await self._take_over_waiting_roots(slot):
                 continue
             if not self._roots.hand(slot):
@@ -391,7 +397,7 @@ class Driver:
                 continue
             collected = await self._answered(handle.collect(life.acknowledged))
             life.acknowledged = collected.last
-            life.began = collected.begun + len(collected.outcomes)
+            life.begun, life.just_ended = collected.begun, len(collected.outcomes)
             for outcome in collected.outcomes:
                 self._roots.settle(slot, outcome)
             if collected.outcomes:
@@ -407,7 +413,7 @@ class Driver:
                 raise _HaltedError(collected.state, collected.reason)
 
     async def _top_up(
-        self, slot: str, handle: WorkerHandle, acknowledged: int, look_ahead: int
+        self, slot: str, handle: WorkerHandle, life: _Life, look_ahead: int
     ) -> None:
         hand = self._roots.hand(slot)
         if self._alone_slot == slot and not hand and not self._roots.alone_waiting:
@@ -417,9 +423,10 @@ class Driver:
         if self._alone_slot == slot:
             if not hand:
                 alone = self._roots.take_alone(slot)
-                await self._answered(handle.offer(alone, acknowledged), OFFER_FACTOR)
+                await self._answered(handle.offer(alone, life.acknowledged), OFFER_FACTOR)
             return
-        window = self._config.concurrency + look_ahead
+        # More than run at a time have begun where roots wait for the log; see pipeline.places.
+        window = max(self._config.concurrency, life.begun) + look_ahead
         room = window - len(hand)
         if hand and room <= look_ahead // 2:
             return
@@ -428,7 +435,7 @@ class Driver:
             chunk = self._roots.take_classified(slot, await self._read(room))
             self._notify()
         if chunk:
-            await self._answered(handle.offer(chunk, acknowledged), OFFER_FACTOR)
+            await self._answered(handle.offer(chunk, life.acknowledged), OFFER_FACTOR)
             # What waits there can be had by a slot without work from now on, and not before.
             self._notify()
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
-from datagen_ray.cluster.driver import Driver, DriverConfig, WorkerLostError
+from datagen_ray.cluster.driver import (
+    LOOK_AHEAD_LEAST,
+    Driver,
+    DriverConfig,
+    WorkerLostError,
+)
 from datagen_ray.cluster.messages import (
     Assignment,
     Collected,
@@ -400,6 +406,20 @@ def test_a_root_that_kills_its_worker_is_found_among_all_that_it_had_begun() -> 
     counts = _drive(fleet, 5, slots=1, concurrency=1)
     assert counts.completed + counts.failed == 5
     assert fleet.workers[0].lives == 4, "two deaths beside others, one alone"
+
+
+def test_a_worker_that_has_begun_more_than_run_at_a_time_still_has_roots_waiting() -> None:
+    class Lender(ScriptedWorker):
+        async def collect(self, acknowledged: int) -> Collected:
+            collected = await super().collect(acknowledged)
+            return replace(collected, begun=min(7, len(self.queue)))
+
+    def script(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
+        enough = len(worker.taken) >= 7 + LOOK_AHEAD_LEAST
+        return _complete(worker, assignment) if enough else None
+
+    counts = _drive(ScriptedFleet(script, kind=Lender), 20, slots=1, concurrency=4)
+    assert counts.completed == 20
 
 
 def test_a_lost_cluster_ends_the_run() -> None:
