@@ -15,7 +15,7 @@ from datagen_ray import errors
 PACKAGE = Path(datagen_ray.__file__).parent
 LAYERS = ("log", "store", "pipeline", "cluster", "cli")
 # What belongs to no layer: values and hooks that all of them may use.
-SHARED = {"errors", "clock", "crashpoints"}
+SHARED = {"errors", "clock", "crashpoints", "waiting"}
 # A module outside a layer folder stands in the layer named here.
 PLACED = {"sources": "store", "testing": "pipeline", "__main__": "cli", "__init__": "cli"}
 # Only these layers may import the package.

@@ -38,6 +38,7 @@ from datagen_ray.cluster.termination import SigtermAsInterrupt
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, InternalError
 from datagen_ray.store.shared_compaction import RewriteTask, rewrite
+from datagen_ray.waiting import within
 
 T = TypeVar("T")
 
@@ -318,7 +319,7 @@ class RayFleet:
     async def check(self) -> None:
         """Raises ClusterLostError when no node is left that could run a worker."""
         try:
-            nodes = await asyncio.wait_for(asyncio.to_thread(ray.nodes), _CHECK_S)
+            nodes = await within(asyncio.to_thread(ray.nodes), _CHECK_S)
         except (asyncio.TimeoutError, RayError, ConnectionError, RuntimeError) as error:
             raise ClusterLostError(
                 f"the Ray cluster does not answer ({_reason(error)}); run the same command again"

@@ -41,6 +41,7 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 from datagen_ray.sources import SourceRow
+from datagen_ray.waiting import within
 
 T = TypeVar("T")
 
@@ -257,7 +258,7 @@ class Driver:
     async def _stop(self, slot: str) -> None:
         try:
             end_s = self._config.drain_s + self._config.silence_s
-            await asyncio.wait_for(self._handles[slot].stop(self._config.drain_s), end_s)
+            await within(self._handles[slot].stop(self._config.drain_s), end_s)
         except asyncio.TimeoutError:
             self._listener.note(f"{slot} did not close in {end_s:g} s")
         except (WorkerLostError, DatagenError) as error:
@@ -341,7 +342,7 @@ class Driver:
         while True:
             left = until - loop.time()
             try:
-                return await asyncio.wait_for(handle.start(), None if left == math.inf else left)
+                return await within(handle.start(), None if left == math.inf else left)
             except asyncio.TimeoutError:
                 raise WorkerLostError(
                     f"not back after {self._config.patience_s:g} s", gone=True
@@ -412,9 +413,7 @@ class Driver:
             elif collected.state is not WorkerState.READY:
                 raise _HaltedError(collected.state, collected.reason)
 
-    async def _top_up(
-        self, slot: str, handle: WorkerHandle, life: _Life, look_ahead: int
-    ) -> None:
+    async def _top_up(self, slot: str, handle: WorkerHandle, life: _Life, look_ahead: int) -> None:
         hand = self._roots.hand(slot)
         if self._alone_slot == slot and not hand and not self._roots.alone_waiting:
             self._alone_slot = None
@@ -443,7 +442,7 @@ class Driver:
         """The reply of a worker, who may be alive and yet never answer: stopped, or cut off."""
         most_s = self._config.silence_s * factor
         try:
-            return await asyncio.wait_for(reply, most_s)
+            return await within(reply, most_s)
         except asyncio.TimeoutError:
             raise WorkerLostError(f"no answer for {most_s:g} s", gone=False) from None
 

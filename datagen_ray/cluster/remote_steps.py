@@ -33,6 +33,7 @@ from datagen_ray.pipeline.placement import Call, Placement, StepProcessDied
 from datagen_ray.pipeline.sent import Outcome
 from datagen_ray.pipeline.signature import shape_of
 from datagen_ray.pipeline.steps import Step
+from datagen_ray.waiting import within
 
 _LOGGER = logging.getLogger("datagen_ray.steps")
 
@@ -194,7 +195,7 @@ async def _outcome_of(
             _note_wait(step)
         begun.result()
         has_begun = True
-        return await asyncio.wait_for(_next(stream), timeout_s)
+        return await within(_next(stream), timeout_s)
     except asyncio.TimeoutError:
         stop()
         raise

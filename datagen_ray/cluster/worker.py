@@ -69,6 +69,7 @@ from datagen_ray.pipeline.placement import RemoteCalls
 from datagen_ray.pipeline.places import Place
 from datagen_ray.store.runs import check_not_superseded
 from datagen_ray.store.store import DatagenStore
+from datagen_ray.waiting import within
 
 _LOGGER = logging.getLogger("datagen_ray.cluster")
 
@@ -264,7 +265,7 @@ class Worker:
             self._news.clear()
             # That nothing ended is an answer too.
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), POLL_S)
+                await within(self._news.wait(), POLL_S)
                 await asyncio.sleep(LINGER_S)
         outcomes = tuple(self._outcomes)
         last = self._first + len(outcomes) - 1

@@ -12,6 +12,7 @@ from datagen_ray.pipeline.placement import Call
 from datagen_ray.pipeline.runner import call_async, call_plain
 from datagen_ray.pipeline.steps import Step
 from datagen_ray.pipeline.threads import StepThreads
+from datagen_ray.waiting import within
 
 
 class HereCalls:
@@ -54,7 +55,7 @@ class HereCalls:
             call_plain, function, call.args, call.keywords, timeout_s=call.timeout_s
         )
         if inspect.isawaitable(result):
-            return await asyncio.wait_for(call_async(result), call.timeout_s)
+            return await within(call_async(result), call.timeout_s)
         return result
 
     async def close(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from datagen_ray.errors import PipelineError
+from datagen_ray.waiting import within
 
 LEASE_S = 30.0
 """After so long without a word of its holder a permit lapses."""
@@ -129,7 +130,7 @@ class Ledger:
             return granted
         permits.freed.clear()
         try:
-            await asyncio.wait_for(permits.freed.wait(), POLL_S)
+            await within(permits.freed.wait(), POLL_S)
         except asyncio.TimeoutError:
             self._forget_silent_holders()
         return self._grant(permits, most, holder, calls)

@@ -25,6 +25,7 @@ from datagen_ray.pipeline.sent import sendable
 from datagen_ray.pipeline.signature import shape_of
 from datagen_ray.pipeline.steps import Step
 from datagen_ray.pipeline.threads import StepThreads
+from datagen_ray.waiting import within
 
 
 class Runner:
@@ -106,8 +107,7 @@ class Runner:
                 return await self._threads.run(
                     call_plain, self.function, args, keywords, timeout_s=timeout_s
                 )
-            call = call_async(self.function(*args, **keywords))
-            return await (call if timeout_s is None else asyncio.wait_for(call, timeout_s))
+            return await within(call_async(self.function(*args, **keywords)), timeout_s)
         except asyncio.TimeoutError as error:
             if timeout_s is None or str(error):
                 raise

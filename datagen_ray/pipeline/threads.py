@@ -14,6 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+from datagen_ray.waiting import within
+
 T = TypeVar("T")
 
 
@@ -49,10 +51,7 @@ class StepThreads:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[Any] = loop.create_future()
             self._submit(_Job(contextvars.copy_context(), function, args, future, loop))
-            if timeout_s is None:
-                outcome, value = await future
-            else:
-                outcome, value = await asyncio.wait_for(future, timeout_s)
+            outcome, value = await within(future, timeout_s)
         if outcome:
             result: T = value
             return result

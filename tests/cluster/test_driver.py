@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 
 from datagen_ray.cluster.driver import (
-    LOOK_AHEAD_LEAST,
     Driver,
     DriverConfig,
     WorkerLostError,
@@ -412,13 +411,13 @@ def test_a_worker_that_has_begun_more_than_run_at_a_time_still_has_roots_waiting
     class Lender(ScriptedWorker):
         async def collect(self, acknowledged: int) -> Collected:
             collected = await super().collect(acknowledged)
-            return replace(collected, begun=min(7, len(self.queue)))
+            return replace(collected, begun=min(15, len(self.queue)))
 
     def script(worker: ScriptedWorker, assignment: Assignment) -> Outcome | None:
-        enough = len(worker.taken) >= 7 + LOOK_AHEAD_LEAST
+        enough = len(worker.taken) > 15
         return _complete(worker, assignment) if enough else None
 
-    counts = _drive(ScriptedFleet(script, kind=Lender), 20, slots=1, concurrency=4)
+    counts = _drive(ScriptedFleet(script, kind=Lender), 20, slots=1, concurrency=8)
     assert counts.completed == 20
 
 
