@@ -6,8 +6,8 @@ answers. ``ActorDiedError``: Ray will not bring this actor back. Calls are never
 (``max_task_retries=0``), since only the log knows what was done; actors are restarted without
 limit (``max_restarts=-1``) and then wait to be told to start: no process claims a shard by itself.
 
-Ray ends an actor that is sent SIGTERM (by hand, or as its node is drained) only after its pending
-calls have ended, then runs ``__ray_shutdown__``, which is where a worker drains.
+A worker that is sent SIGTERM drains while it still answers calls, and then exits as Ray would have
+had it exit at once; see ``termination``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -34,7 +36,7 @@ from datagen_ray.cluster.ray_meter import RayMeter
 from datagen_ray.cluster.remote_steps import RayCalls
 from datagen_ray.cluster.shared_actors import RayLimits, SharedActors, SharedNames
 from datagen_ray.cluster.step_processes import StepSource
-from datagen_ray.cluster.termination import SigtermAsInterrupt
+from datagen_ray.cluster.termination import SigtermAsInterrupt, before_exit_by_sigterm
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import ClusterLostError, ConfigError, DatagenError, InternalError
 from datagen_ray.store.shared_compaction import RewriteTask, rewrite
@@ -64,6 +66,7 @@ class WorkerActor:
         self._slot = config.slot
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._told_to_end = False
         self._worker = Worker(
             config,
             load_pipeline=cloudpickle.loads,
@@ -77,6 +80,7 @@ class WorkerActor:
         self._loop = asyncio.get_running_loop()
         if self._leaving is None:
             self._leaving = asyncio.ensure_future(self._leave_when_abandoned())
+            before_exit_by_sigterm(self._begin_to_leave)
         return await self._worker.start()
 
     async def offer(self, chunk: Sequence[Assignment], acknowledged: int) -> None:
@@ -98,11 +102,20 @@ class WorkerActor:
         # At once: an end in order would wait for a cluster that is not there.
         os._exit(1)
 
-    def __ray_shutdown__(self) -> None:
-        # Ray calls this on its main thread while the event loop of the actor's methods still runs.
-        if self._loop is None or self._loop.is_closed() or not self._loop.is_running():
-            return
-        asyncio.run_coroutine_threadsafe(self._worker.drain(self._drain_s), self._loop).result()
+    def _begin_to_leave(self) -> bool:
+        """At the first SIGTERM: let running steps end. At the next: exit."""
+        if self._told_to_end or self._loop is None or not self._loop.is_running():
+            return False
+        self._told_to_end = True
+        leaving = asyncio.run_coroutine_threadsafe(self._worker.drain(self._drain_s), self._loop)
+        leaving.add_done_callback(self._leave)
+        return True
+
+    def _leave(self, drained: Future[None]) -> None:
+        error = drained.exception()
+        if error is not None:
+            _LOGGER.error("%s did not close in order: %s", self._slot, error)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class MaintainerActor:

@@ -217,6 +217,9 @@ class Driver:
             await _cancelled(tasks)
             self._listener.phase("closing")
             await asyncio.gather(*map(self._stop, serving))
+        except asyncio.CancelledError:
+            await self._let_steps_end(tasks)
+            raise
         finally:
             await _cancelled([*tasks, finished])
             for handle in self._handles.values():
@@ -254,6 +257,17 @@ class Driver:
             await asyncio.to_thread(self._ownership.check_not_superseded)
         except StorageError as error:
             self._listener.note(f"the run terms cannot be read just now: {error}")
+
+    async def _let_steps_end(self, tasks: Sequence[asyncio.Future[None]]) -> None:
+        """After an interrupt; the next one cancels this, too."""
+        serving = sorted(self._serving)
+        await _cancelled(tasks)
+        if any(self._roots.hand(slot) for slot in serving) and self._config.drain_s:
+            self._listener.note(
+                f"interrupted: running steps get {self._config.drain_s:g} s to end; "
+                "a second interrupt ends them now"
+            )
+            await asyncio.gather(*map(self._stop, serving))
 
     async def _stop(self, slot: str) -> None:
         try:
@@ -409,6 +423,8 @@ class Driver:
                 self._listener.counts(self._roots.counts)
                 self._notify()
             if collected.state is WorkerState.DRAINING:
+                if life.unclean:
+                    self._listener.note(f"{slot} was told to end, and lets its steps end")
                 life.unclean = False
             elif collected.state is not WorkerState.READY:
                 raise _HaltedError(collected.state, collected.reason)

@@ -8,7 +8,7 @@ Life of a worker::
               root that waits for the log lets another begin; the histories of the ones to resume
               are read in bulk, in one pass a chunk
     collect   hand over outcomes, and the worker's state
-    drain     take no more; running roots get ``drain_s`` to end; what is written is durable; close
+    drain     take no more; running steps get ``drain_s`` to end; what is written is durable; close
 
 Crash guarantees: an outcome is reported only when everything that it stands for is durable, so
 a driver that has seen it may forget the root. Whatever a killed worker had in hand is in the log up
@@ -63,6 +63,7 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 from datagen_ray.log.events import DatagenEvent
+from datagen_ray.pipeline.endings import Drained
 from datagen_ray.pipeline.executor import Executor, RootTask
 from datagen_ray.pipeline.limits import Limits
 from datagen_ray.pipeline.placement import RemoteCalls
@@ -141,6 +142,7 @@ class Worker:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
+        self._told_begun = 0
         self._first = 1
         self._news = asyncio.Event()
         self._halted = asyncio.Event()
@@ -261,7 +263,7 @@ class Worker:
         """
         self._ready()
         self._forget(acknowledged)
-        if not self._outcomes and self._state is WorkerState.READY:
+        if not self._outcomes and not self._begun_unsaid() and self._state not in _HALTED:
             self._news.clear()
             # That nothing ended is an answer too.
             with contextlib.suppress(asyncio.TimeoutError):
@@ -269,7 +271,12 @@ class Worker:
                 await asyncio.sleep(LINGER_S)
         outcomes = tuple(self._outcomes)
         last = self._first + len(outcomes) - 1
-        return Collected(last, outcomes, self._state, self._reason, begun=len(self._running))
+        self._told_begun = len(self._running)
+        return Collected(last, outcomes, self._state, self._reason, begun=self._told_begun)
+
+    def _begun_unsaid(self) -> bool:
+        """Whether more roots have begun than the driver knows of, who blames them for a death."""
+        return len(self._running) > self._told_begun
 
     async def withdraw(self, most: int) -> tuple[str, ...]:
         """Give back up to ``most`` roots that have not begun, those that came last first."""
@@ -283,8 +290,10 @@ class Worker:
         return tuple(given)
 
     async def drain(self, grace_s: float) -> None:
-        """End: no more roots, running ones get ``grace_s`` to end, then flush and close."""
+        """End: no step begins, running ones get ``grace_s`` to end; then flush and close."""
         if self._closing is None:
+            if self._executor is not None:
+                self._executor.drain()
             if self._state is WorkerState.READY:
                 self._state = WorkerState.DRAINING
                 self._reason = "told to end"
@@ -326,6 +335,8 @@ class Worker:
             assignment = self._queue.popleft()
             task = asyncio.ensure_future(self._run(assignment, place))
             self._running[assignment.root_id] = task
+            if self._begun_unsaid():
+                self._news.set()
 
     async def _run(self, assignment: Assignment, place: Place) -> None:
         root_id = assignment.root_id
@@ -349,6 +360,8 @@ class Worker:
             if assignment.mode is Mode.BURY:
                 return await self._bury(task)
             return await self._execute(task, place)
+        except Drained:
+            return None  # whoever has it in hand next goes on where it is
         except WriterFencedError as error:
             self._halt(WorkerState.FENCED, error)
             return None
@@ -363,7 +376,11 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a bug met by one root must not stop the others
             return Outcome(root_id, OutcomeStatus.FAILED, error=_one_line(error))
         except asyncio.CancelledError:
-            raise
+            if self._state is not WorkerState.READY:
+                raise
+            # Nobody here cancels a root of a worker that is to go on.
+            error_text = "CancelledError: a step cancelled the task that it runs in"
+            return Outcome(root_id, OutcomeStatus.FAILED, error=error_text, can_retry=False)
         except BaseException as error:
             # Without an outcome the root would be waited for without end.
             self._halt(WorkerState.BROKEN, error)

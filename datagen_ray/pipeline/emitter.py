@@ -89,9 +89,14 @@ class Emitter:
             self._owed = True
 
     async def settle(self) -> None:
-        """Return when all that was emitted is durable; to be awaited before user code is called."""
+        """Return when all that was emitted is durable; to be awaited before user code is called.
+
+        Raises ``Drained`` then where no user code is to be called any more.
+        """
         self._hand_over()
         await self._outcome(self._place)
+        if self._place is not None:
+            self._place.check()
 
     async def finish(self) -> None:
         """Leave the place for good, and return when all that was emitted is durable."""

@@ -14,7 +14,13 @@ from datagen_ray.errors import (
 from datagen_ray.log.events import DatagenEvent, DatagenStreamPosition
 from datagen_ray.pipeline.failures import FailureDetails
 
+
+class Drained(Exception):
+    """The root stops between two steps, as its executor is to end; all that it did is durable."""
+
+
 NOT_THE_ITEMS_FAULT = (
+    Drained,
     StorageError,
     WriterFencedError,
     WriterPoisonedError,

@@ -176,13 +176,18 @@ class Executor:
         """A place for one more root, if one may begin now; it is for :meth:`run`."""
         return self._places_of_run().try_begin()
 
+    def drain(self) -> None:
+        """Let no step begin any more. Steps that run may end, and their roots with ``Drained``."""
+        self._places_of_run().close()
+
     async def run(self, task: RootTask, place: Place | None = None) -> RootResult:
         """Run one root to its end, from wherever the log has it.
 
         It begins when it has a place, and holds it while user code of it runs or could run: not
         while it waits for the log, and not for its last rows, which are durable when this returns.
 
-        Raises storage errors as they are; whatever else is wrong with the root is in the result.
+        Raises storage errors as they are, and ``Drained`` after :meth:`drain` where the root has
+        steps left; whatever else is wrong with the root is in the result.
         """
         env = self._started()
         place = place or await self._places_of_run().begin()

@@ -22,7 +22,7 @@ from datagen_ray.log.ids import DatagenItemId
 from datagen_ray.log.stream import DatagenStreamWriter
 from datagen_ray.pipeline.births import Planned, birth_events, check_births, plan_births
 from datagen_ray.pipeline.codecs import value_bytes
-from datagen_ray.pipeline.endings import Ending
+from datagen_ray.pipeline.endings import Drained, Ending
 from datagen_ray.pipeline.failures import FailureDetails
 from datagen_ray.pipeline.fields import Pairs, input_updates, merged
 from datagen_ray.pipeline.item import Item, SubItem
@@ -239,14 +239,20 @@ async def _run_all(parent: StreamWalk, children: list[_Child]) -> None:
 
 
 async def all_or_error(calls: list[Coroutine[Any, Any, None]]) -> None:
-    """Await all; on an error or a cancellation stop the others and wait until they stopped."""
+    """Await all; on an error or a cancellation stop the others and wait until they stopped.
+
+    One that is drained stops none: the steps that run beside it are to end.
+    """
     if len(calls) == 1:
         await calls[0]
         return
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
-        if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        pending = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            if any(task.cancelled() or _is_error(task.exception()) for task in done):
+                break
     finally:
         for task in tasks:
             task.cancel()
@@ -254,10 +260,14 @@ async def all_or_error(calls: list[Coroutine[Any, Any, None]]) -> None:
     errors = [result for result in results if isinstance(result, BaseException)]
     # The first real error: the others may only have been cancelled because of it.
     for error in errors:
-        if not isinstance(error, asyncio.CancelledError):
+        if _is_error(error) and not isinstance(error, asyncio.CancelledError):
             raise error
     if errors:
         raise errors[0]
+
+
+def _is_error(error: BaseException | None) -> bool:
+    return error is not None and not isinstance(error, Drained)
 
 
 def _stop_if_failed(

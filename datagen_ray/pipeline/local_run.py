@@ -104,6 +104,7 @@ class LocalRun:
     fsync: bool
     hooks: Hooks
     changed: bool = False
+    _ending: bool = False
 
     async def run(self, options: dict[str, Any]) -> LocalRunSummary:
         hooks = self.hooks
@@ -207,6 +208,7 @@ class LocalRun:
                 if broken:
                     raise broken[0]
         finally:
+            self._ending = True
             for job in list(running):
                 job.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -262,7 +264,14 @@ class LocalRun:
     ) -> None:
         """One root, resumed after failures as often as is allowed."""
         for retries_left in range(self.max_root_retries, -1, -1):
-            result = await executor.run(task)
+            try:
+                result = await executor.run(task)
+            except asyncio.CancelledError:
+                if self._ending:
+                    raise
+                # By the step itself, as nobody else has the task; the others go on.
+                why = "CancelledError: a step cancelled the task that it runs in"
+                result = RootResult(task.root_id, "failed", 0, 0, 0, why)
             summary.steps_executed += result.steps_executed
             summary.checkpoints += result.checkpoints
             # Without a step that raised it would fail again for the same reason.

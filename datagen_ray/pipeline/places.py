@@ -1,9 +1,9 @@
 """Places: how many roots may run user code at a time.
 
 A root holds a *place* while user code of its tree runs or could run. While all of its streams wait
-for the log it holds none, and needs one again before user code of it is called. Where steps are so
-short that places would stand empty for a notable time, more roots are *begun* than there are
-places. Where steps take seconds none is, and a root that has begun goes on without delay. Roots
+for the log it holds none, and needs one again before user code of it is called. Where places would
+stand empty for a notable time, since steps are short or the log is slow, more roots are *begun*
+than there are places. Otherwise none is, and a root that has begun goes on without delay. Roots
 that have begun come before new ones, in the order in which they asked.
 """
 
@@ -13,6 +13,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from datagen_ray.pipeline.endings import Drained
 
 if TYPE_CHECKING:
     _Turn = asyncio.Future[None]
@@ -55,6 +57,22 @@ class Places:
         self._known_s = self._clock_s()
         self._returning: deque[Place] = deque()
         self._beginning: deque[_Turn] = deque()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """From here on no user code begins: roots that would call some end with ``Drained``."""
+        self._closed = True
+        for place in self._returning:
+            place.refused()
+        self._returning.clear()
+        while self._beginning:
+            turn = self._beginning.popleft()
+            if not turn.done():
+                turn.set_exception(Drained())
 
     def try_begin(self) -> Place | None:
         """A place for a root that has not begun, if one may begin now."""
@@ -66,7 +84,9 @@ class Places:
 
     async def begin(self) -> Place:
         """A place for a root that has not begun, in the order of the calls."""
-        place = self.try_begin()
+        if self._closed:
+            raise Drained
+        place = None if self._beginning else self.try_begin()
         if place is not None:
             return place
         turn: _Turn = asyncio.get_running_loop().create_future()
@@ -87,6 +107,7 @@ class Places:
             place.given()
         else:
             self._returning.append(place)
+        self._grant()
 
     def give_up(self, *, held: bool) -> None:
         """A root that held a place, or asked for one, waits for the log now, or ends."""
@@ -102,9 +123,10 @@ class Places:
         self._grant()
 
     def _may_begin(self) -> bool:
+        self._count_waiting(0)
         worth_more = self._mean_waiting > WORTH_MORE * self._count
         most = most_begun(self._count) if worth_more else self._count
-        return self._free > 0 and self._begun < most
+        return self._free > 0 and self._begun < most and not self._closed
 
     def _grant(self) -> None:
         while self._free and self._returning:
@@ -157,6 +179,18 @@ class Place:
                 turn.set_result(None)
         self._entering.clear()
 
+    def refused(self) -> None:
+        """It will not have a place any more."""
+        for turn in self._entering:
+            if not turn.done():
+                turn.set_exception(Drained())
+        self._entering.clear()
+
+    def check(self) -> None:
+        """Raise ``Drained`` where no user code is to begin any more."""
+        if self._places.closed:
+            raise Drained
+
     def join(self) -> None:
         """One more stream is within; only where one is already, and so without waiting."""
         self._within += 1
@@ -168,7 +202,8 @@ class Place:
             self._give_up()
 
     async def enter(self) -> None:
-        """Return when this stream is within again."""
+        """Return when this stream is within again. Raises ``Drained``."""
+        self.check()
         self._within += 1
         if not self._holds and not self._asks:
             self._asks = True
@@ -178,7 +213,7 @@ class Place:
             self._entering.append(turn)
             try:
                 await turn
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, Drained):
                 self.leave()
                 raise
 

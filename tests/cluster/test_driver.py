@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -157,7 +158,11 @@ class ScriptedFleet:
             raise RunSupersededError("run 'later' took over")
 
 
-def _drive(
+def _drive(fleet: ScriptedFleet, count: int, **options: Any) -> RunCounts:
+    return asyncio.run(asyncio.wait_for(_driver(fleet, count, **options).run(), 20))
+
+
+def _driver(
     fleet: ScriptedFleet,
     count: int,
     *,
@@ -167,8 +172,8 @@ def _drive(
     max_root_retries: int = 0,
     silence_s: float = 30.0,
     least: int | None = None,
-) -> RunCounts:
-    driver = Driver(
+) -> Driver:
+    return Driver(
         DriverConfig(
             slots=tuple(f"worker-{number}" for number in range(slots)),
             least=least,
@@ -182,7 +187,6 @@ def _drive(
         rows=(SourceRow(f"r{number}", {"n": number}) for number in range(count)),
         statuses=NewLog(),
     )
-    return asyncio.run(asyncio.wait_for(driver.run(), 20))
 
 
 def test_every_root_is_run_once_with_no_more_in_hand_than_the_window() -> None:
@@ -419,6 +423,45 @@ def test_a_worker_that_has_begun_more_than_run_at_a_time_still_has_roots_waiting
 
     counts = _drive(ScriptedFleet(script, kind=Lender), 20, slots=1, concurrency=8)
     assert counts.completed == 20
+
+
+def test_an_interrupted_run_lets_the_steps_of_its_workers_end() -> None:
+    fleet = ScriptedFleet(lambda worker, assignment: None)
+
+    async def interrupted() -> None:
+        run = asyncio.ensure_future(_driver(fleet, 20, slots=2).run())
+        while not all(worker.queue for worker in fleet.workers) or len(fleet.workers) < 2:
+            await asyncio.sleep(0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(asyncio.wait_for(interrupted(), 20))
+    assert {"worker-0 closes", "worker-1 closes"} <= set(fleet.acts)
+    assert all(worker.gone for worker in fleet.workers)
+
+
+def test_a_second_interrupt_ends_a_run_whose_steps_are_still_running() -> None:
+    class Busy(ScriptedWorker):
+        async def stop(self, grace_s: float) -> None:
+            stopping.set()
+            await asyncio.Event().wait()
+
+    stopping = asyncio.Event()
+    fleet = ScriptedFleet(lambda worker, assignment: None, kind=Busy)
+
+    async def interrupted() -> None:
+        run = asyncio.ensure_future(_driver(fleet, 5).run())
+        while not fleet.workers or not fleet.workers[0].queue:
+            await asyncio.sleep(0)
+        run.cancel()
+        await stopping.wait()
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    asyncio.run(asyncio.wait_for(interrupted(), 20))
+    assert fleet.workers[0].gone
 
 
 def test_a_lost_cluster_ends_the_run() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from datagen_ray.cluster.run import RayOptions, run
-from datagen_ray.cluster.summary import SUMMARY_KEYS, RunSummary
+from datagen_ray.cluster.summary import SUMMARY_KEYS, RunSummary, Silent
 from datagen_ray.errors import ConfigError, RunSupersededError, SourceError
 from datagen_ray.pipeline.context import StepContext
 from datagen_ray.pipeline.nodes import MapReduce
@@ -96,6 +96,19 @@ def threads(tmp_path: Path) -> Iterator[ThreadPoolExecutor]:
         (tmp_path / "gate").touch()
 
 
+class Told(Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def count(self, words: str) -> int:
+        return sum(words in note for note in self.notes)
+
+
 def test_roots_end_and_a_second_run_skips_them_all(tmp_path: Path, ray_here: None) -> None:
     (tmp_path / "gate").touch()
     summary = start(tmp_path, 20)
@@ -146,15 +159,21 @@ def test_a_killed_worker_comes_back_and_its_roots_are_resumed(
 def test_a_worker_told_to_end_lets_its_steps_end_and_no_step_runs_twice(
     tmp_path: Path, ray_here: None, threads: ThreadPoolExecutor
 ) -> None:
-    running = threads.submit(start, tmp_path, 4)
+    told = Told()
+    running = threads.submit(start, tmp_path, 4, listener=told)
     notes = tmp_path / "notes"
     wait_until(lambda: sum(n[1] == "held" for n in notes_of(notes)) == 4, "all roots to be held")
-    for pid in {note[2] for note in notes_of(notes)}:
+    workers = {note[2] for note in notes_of(notes)}
+    for pid in workers:
         os.kill(int(pid), signal.SIGTERM)
+    wait_until(lambda: told.count("lets its steps end") == len(workers), "all to be draining")
     (tmp_path / "gate").touch()
     summary = running.result(150)
     assert (summary.completed, summary.failed) == (4, 0)
-    assert len(notes_of(notes)) == 8
+    assert sorted(note[:2] for note in notes_of(notes)) == sorted(
+        [str(n), name] for n in range(4) for name in ("first", "held")
+    )
+    assert {note[2] for note in notes_of(notes)} == workers
 
 
 def test_a_later_run_takes_over_and_the_earlier_one_names_it(

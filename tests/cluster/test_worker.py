@@ -46,7 +46,7 @@ class Work:
             await self.gate.wait()
             return {"b": item["n"] * 2}
 
-        self._pipeline = Pipeline("work", [held])
+        self.steps = [held]
 
     def next_term(self, run_id: str) -> RunTerm:
         return begin_run(self.log_uri, run_id, pipeline_tree={}, fingerprint="f", origin="test")
@@ -60,7 +60,11 @@ class Work:
             concurrency=concurrency,
             fsync=False,
         )
-        return Worker(config, load_pipeline=lambda _: self._pipeline, incarnation=incarnation)
+        return Worker(
+            config,
+            load_pipeline=lambda _: Pipeline("work", list(self.steps)),
+            incarnation=incarnation,
+        )
 
 
 def fresh(*root_ids: str) -> list[Assignment]:
@@ -129,13 +133,15 @@ def test_outcomes_come_again_until_they_are_acknowledged(tmp_path: Path) -> None
         worker = work.worker()
         await worker.start()
         await worker.offer(fresh("a"), 0)
-        first = await worker.collect(0)
+        while not (first := await worker.collect(0)).outcomes:
+            pass
         again = await worker.collect(0)
         assert again.outcomes == first.outcomes
         assert again.last == first.last == 1
         assert (await worker.collect(1)).outcomes == ()
         await worker.offer([Assignment("a", Mode.RESUME, {"n": 1})], 1)
-        repeated = await worker.collect(1)
+        while not (repeated := await worker.collect(1)).outcomes:
+            pass
         assert repeated.last == 2
         assert repeated.outcomes[0].status is OutcomeStatus.COMPLETED
         assert repeated.outcomes[0].steps_executed == 0, "it had ended, so nothing ran"
@@ -285,6 +291,83 @@ def test_draining_lets_running_roots_end_and_gives_up_those_that_do_not(tmp_path
             folded = store.fold_item("c").folded()
             assert folded is not None
             assert not folded.is_terminated
+
+    to_end(scene())
+
+
+def test_a_drain_lets_steps_end_and_begins_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        begun: list[str] = []
+
+        @step
+        async def afterwards(item: Any, ctx: Any) -> None:
+            begun.append(ctx.item_id)
+
+        work.steps.append(afterwards)
+        worker = work.worker(concurrency=1)
+        await worker.start()
+        await worker.offer(fresh("a", "b"), 0)
+        while not work.ran:
+            await asyncio.sleep(0)
+        draining = asyncio.ensure_future(worker.drain(math.inf))
+        await asyncio.sleep(0)
+        work.gate.set()
+        await draining
+        assert (await worker.collect(0)).outcomes == ()
+        assert (work.ran, begun) == (["a"], [])
+        with DatagenStore.open(work.log_uri, read_only=True) as store:
+            folded = store.fold_item("a").folded()
+            assert folded is not None
+            assert "b" in folded.fields, "what the step returned is durable"
+            assert not folded.is_terminated
+
+        after = work.worker("after")
+        await after.start()
+        await after.offer([Assignment("a", Mode.RESUME)], 0)
+        assert [each.status.value for each in await collected(after, 1)] == ["completed"]
+        assert (work.ran, begun) == (["a"], ["a"])
+        await after.drain(1)
+
+    to_end(scene())
+
+
+def test_a_step_that_cancels_its_own_task_fails_its_root(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+
+        @step
+        async def rash(item: Any) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+        work.steps[:] = [rash]
+        worker = work.worker()
+        await worker.start()
+        await worker.offer(fresh("a"), 0)
+        (outcome,) = await collected(worker, 1)
+        assert (outcome.status, outcome.can_retry) == (OutcomeStatus.FAILED, False)
+        assert "cancelled" in (outcome.error or "")
+        await worker.drain(1)
+
+    to_end(scene())
+
+
+def test_a_worker_says_at_once_how_many_roots_it_has_begun(tmp_path: Path) -> None:
+    async def scene() -> None:
+        work = Work(tmp_path)
+        worker = work.worker()
+        await worker.start()
+        asked = asyncio.ensure_future(worker.collect(0))
+        await asyncio.sleep(0)
+        await worker.offer(fresh("a", "b", "c"), 0)
+        found = await asked
+        assert (found.begun, found.outcomes) == (2, ())
+        work.gate.set()
+        await collected(worker, 3)
+        await worker.drain(1)
 
     to_end(scene())
 

@@ -248,3 +248,18 @@ def test_a_second_run_with_another_key_is_refused_before_anything_is_written(
             run_local(pipeline, rows, root=tmp_path, experiment="e", key=key)
     assert all_events(uri) == before
     assert len(list_runs(uri)) == 1
+
+
+def test_a_step_that_cancels_its_own_task_fails_its_root_and_no_other(tmp_path: Path) -> None:
+    @step
+    async def rash(item: Any) -> None:
+        if item["id"] == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    rows = [{"id": n} for n in range(3)]
+    summary = run_local(Pipeline("p", [rash]), rows, key="id", root=tmp_path, fsync=False)
+    assert (summary.completed, summary.failed) == (2, 1)
+    assert "cancelled" in (summary.failures[0].error or "")
