@@ -30,6 +30,8 @@ from datagen_ray.store.runs import list_runs
 from datagen_ray.store.store import DatagenStore
 
 _WIDTH = 100
+_MESSAGE_WIDTH = 400
+"""Of what was raised, whose cure tends to stand at the end."""
 _ROOTS_A_READ = 1000
 
 LogUri = Annotated[str, typer.Argument(help="path or URL of the log, ending in log.lance")]
@@ -211,7 +213,7 @@ def _overview_lines(found: Overview) -> Iterator[str]:
     for error_type, count in found.failures_by_error_type.items():
         yield f"  {error_type}  {count}"
     for run_id, run in found.failures_by_run.items():
-        yield f"  in run {run_id}: {run.failures}, roots {', '.join(run.sample_root_item_ids)}"
+        yield f"  in run {run_id}: {run.failures}, roots such as {', '.join(run.sample_root_item_ids)}"
     for item_id, error in sorted(found.violations.items()):
         yield f"damaged    {item_id}: {error}"
 
@@ -287,7 +289,7 @@ def _end_line(end: DatagenEvent) -> str:
     status = "ended" if end.status is None else end.status.value
     where = "" if end.position is None else f" at {_place(end.position)}"
     said = ": ".join(text for text in (end.error_type, end.error_dump) if text)
-    return f"{status}{where}{': ' if said else ''}{_cut(said)}"
+    return f"{status}{where}{': ' if said else ''}{_cut(said, _MESSAGE_WIDTH)}"
 
 
 def _frames(folded: FoldedDatagenItem) -> list[dict[str, Any]]:
@@ -308,7 +310,7 @@ def _failure_line(failure: DatagenFailure) -> str:
     where = "?" if failure.at is None else _place(failure.at.position)
     message = (failure.error.error_dump or "").partition("\n")[0]
     said = f"{failure.error.error_type}: {message}" if message else f"{failure.error.error_type}"
-    return f"{where}, attempt {failure.attempt}: {_cut(said)}"
+    return f"{where}, attempt {failure.attempt}: {_cut(said, _MESSAGE_WIDTH)}"
 
 
 def _unknown(log_uri: str, path: str, tree: DatagenItemTree) -> str:
@@ -327,9 +329,9 @@ def _shown(value: DatagenValue) -> str:
     return json.dumps(value.value, ensure_ascii=False, default=str)
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, width: int = _WIDTH) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+    return line if len(line) <= width else f"{line[: width - 3]}..."
 
 
 def _json(data: Any) -> str:

@@ -62,7 +62,7 @@ def run(
     allow_failures: Annotated[
         bool, typer.Option("--allow-failures", help="exit with 0 though roots failed")
     ] = False,
-    drain_s: Annotated[float, typer.Option(help="seconds that running roots get at the end")] = 20,
+    drain_s: Annotated[float, typer.Option(help="seconds that running steps get to end")] = 20,
     silence_s: Annotated[
         float, typer.Option(help="seconds without an answer after which a worker counts as lost")
     ] = 60,
@@ -121,8 +121,12 @@ def show_summary(summary: RunSummary, *, as_json: bool) -> None:
     for failure in summary.failures[:_MAX_LISTED_FAILURES]:
         typer.echo(shown(f"failed: {failure.root_id}: {failure.error}"), err=True)
     if summary.failed > _MAX_LISTED_FAILURES:
+        more = summary.failures[_MAX_LISTED_FAILURES:]
+        ids = ", ".join(shown(failure.root_id) for failure in more)
+        rest = ", ..." if summary.failed > len(summary.failures) else ""
         typer.echo(
-            f"{summary.failed} failed; all of them: datagen-ray failures {summary.log_uri}",
+            f"failed, too: {ids}{rest}\n{summary.failed} failed; "
+            f"what steps raised: datagen-ray failures {summary.log_uri}",
             err=True,
         )
     if as_json:

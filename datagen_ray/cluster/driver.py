@@ -188,6 +188,7 @@ class Driver:
         self._serving: set[str] = set()
         self._unsure: set[str] = set()
         self._alone_slot: str | None = None
+        self._begun: dict[str, int] = {}
 
     async def run(self) -> RunCounts:
         """Serve until every root has ended, then stop the workers.
@@ -413,6 +414,7 @@ class Driver:
             collected = await self._answered(handle.collect(life.acknowledged))
             life.acknowledged = collected.last
             life.begun, life.just_ended = collected.begun, len(collected.outcomes)
+            self._begun[slot] = max(self._config.concurrency, collected.begun)
             for outcome in collected.outcomes:
                 self._roots.settle(slot, outcome)
             if collected.outcomes:
@@ -479,7 +481,7 @@ class Driver:
         if slot == self._alone_slot:
             return False
         waiting = {
-            other: len(self._roots.hand(other)) - self._config.concurrency
+            other: len(self._roots.hand(other)) - self._begun.get(other, self._config.concurrency)
             for other in self._serving
             if other not in (slot, self._alone_slot)
         }

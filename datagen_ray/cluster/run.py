@@ -134,7 +134,7 @@ def run(
     if options.address is not None:
         # An address that is wrong is found out before anything is written.
         fleet.open()
-    said.phase(f"taking over {uri}")
+    said.phase(f"claiming {uri}")
     with DatagenStore.open(uri, storage_options=storage_options, fsync=fsync) as store:
         previous = latest_run(uri, storage_options)
         check_roots_by(previous, key)

@@ -394,8 +394,7 @@ class Worker:
             steps_executed=result.steps_executed,
             checkpoints=result.checkpoints,
             error=result.error,
-            # One that failed without a step that raised would fail again for the same reason.
-            can_retry=result.failures > 0,
+            can_retry=result.can_retry,
         )
 
     async def _bury(self, task: RootTask) -> Outcome:

@@ -61,7 +61,11 @@ class RootTask:
 
 @dataclass(frozen=True)
 class RootResult:
-    """How one run of a root ended. ``error`` is one line."""
+    """How one run of a root ended. ``error`` is one line.
+
+    ``can_retry`` where it failed and running it again may help: a step raised, and not something
+    that says that it would again, as ``Permanent`` does.
+    """
 
     root_id: str
     status: RootStatus
@@ -69,6 +73,7 @@ class RootResult:
     checkpoints: int
     failures: int
     error: str | None = None
+    can_retry: bool = False
 
 
 class Executor:
@@ -192,9 +197,10 @@ class Executor:
         env = self._started()
         place = place or await self._places_of_run().begin()
         tally = Tally()
+        final = False
         try:
             try:
-                status, error_text, walk = await self._walked(env, task, tally, place)
+                status, error_text, walk, final = await self._walked(env, task, tally, place)
             finally:
                 place.end()
             if walk is not None:
@@ -209,6 +215,7 @@ class Executor:
             tally.checkpoints,
             tally.failures,
             error_text,
+            can_retry=status == "failed" and tally.failures > 0 and not final,
         )
 
     async def record_failure(self, task: RootTask, error_type: str, message: str) -> None:
@@ -240,15 +247,18 @@ class Executor:
 
     async def _walked(
         self, env: Environment, task: RootTask, tally: Tally, place: Place
-    ) -> tuple[RootStatus, str | None, StreamWalk | None]:
-        """How the root ends, why it failed, and the walk whose last rows may be on their way."""
+    ) -> tuple[RootStatus, str | None, StreamWalk | None, bool]:
+        """How the root ends, why it failed, and the walk whose last rows may be on their way.
+
+        Then, whether running it again would fail in the same way.
+        """
         root = read_tree(task.root_id, task.history)
         if root is not None and root.terminal is not None:
-            return _status(root.terminal), None, None
+            return _status(root.terminal), None, None, False
         if root is not None:
             exhausted = self._exhausted(root)
             if exhausted is not None:
-                return "failed", exhausted, None
+                return "failed", exhausted, None, True
             await self._compare_inputs(env, task)
             walk = StreamWalk(
                 env,
@@ -273,8 +283,10 @@ class Executor:
             walk.emitter.queue(born, checkpoint=True)
         ending: Ending = await walk.walk()
         if ending.terminal is None:
-            return "failed", ending.details.summary if ending.details else None, walk
-        return _status(ending.terminal), None, walk
+            details = ending.details
+            summary, final = (details.summary, details.final) if details else (None, False)
+            return "failed", summary, walk, final
+        return _status(ending.terminal), None, walk, False
 
     async def _born(
         self, env: Environment, task: RootTask

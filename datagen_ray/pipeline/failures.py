@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from datagen_ray.pipeline.results import Filtered
+from datagen_ray.errors import DatagenError, StorageError
+from datagen_ray.pipeline.results import Filtered, Permanent
 
 Redact = Callable[[str], str]
 
@@ -68,17 +69,28 @@ class FarTraceback(Exception):
 
 
 class FailureDetails(NamedTuple):
-    """The columns of a FAILED row."""
+    """The columns of a FAILED row; ``final`` where the same call would raise the same again."""
 
     error_type: str
     error_dump: str
     traceback: str
+    final: bool = False
 
     @property
     def summary(self) -> str:
         """One line for a report."""
         first = self.error_dump.partition("\n")[0]
         return f"{self.error_type}: {first}" if first else self.error_type
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether an error is never worth another call: control flow, or one that names its own cure.
+
+    ``StorageError`` alone says that trying again may help: of another log, which a step reads.
+    """
+    return isinstance(error, (Filtered, Permanent, DatagenError)) and not isinstance(
+        error, StorageError
+    )
 
 
 def describe_failure(error: BaseException, retries: int, redact: Redact) -> FailureDetails:
@@ -97,6 +109,7 @@ def describe_failure(error: BaseException, retries: int, redact: Redact) -> Fail
         name,
         redacted(message, redact, MAX_MESSAGE_CHARS),
         redacted(_traceback_of(error), redact, MAX_TRACEBACK_CHARS),
+        is_final(error),
     )
 
 

@@ -274,8 +274,7 @@ class LocalRun:
                 result = RootResult(task.root_id, "failed", 0, 0, 0, why)
             summary.steps_executed += result.steps_executed
             summary.checkpoints += result.checkpoints
-            # Without a step that raised it would fail again for the same reason.
-            if result.status != "failed" or not result.failures or not retries_left:
+            if not result.can_retry or not retries_left:
                 break
             history = await asyncio.to_thread(store.events_for_root, task.root_id)
             task = RootTask(task.root_id, None, history)

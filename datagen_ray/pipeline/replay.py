@@ -37,8 +37,8 @@ BRANCH_TAG = "branch"
 INPUT_POSITION = DatagenStreamPosition(INPUT_STEP, DatagenStepKind.ROOT, 0)
 
 _CURE = (
-    "run the pipeline that it was recorded with, give the changed step a new name behind the old "
-    "ones, or start a new experiment"
+    "run the pipeline that it was recorded with; or keep its steps in their places and add the "
+    "changed one, under a new name, at the end of its sequence; or start a new experiment"
 )
 
 

@@ -12,21 +12,14 @@ from typing import Any, TypeVar
 import tenacity
 
 from datagen_ray.clock import Clock, utc_now
-from datagen_ray.errors import DatagenError, PipelineError, StorageError
+from datagen_ray.errors import PipelineError
 from datagen_ray.pipeline.endings import OwnTrouble
-from datagen_ray.pipeline.failures import StepAborted
-from datagen_ray.pipeline.results import Filtered, Permanent
+from datagen_ray.pipeline.failures import StepAborted, is_final
 
 T = TypeVar("T")
 
 MAX_ASKED_WAIT_S = 3600.0
 """The longest wait that a service is believed to ask for."""
-
-_FINAL = (Filtered, Permanent, DatagenError)
-"""Never worth another call: control flow, and errors that name their own cure.
-
-``StorageError`` alone says that trying again may help: of another log, which a step reads.
-"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class Retry:
         """Whether this error is worth another call."""
         if isinstance(error, StepAborted) and error.__cause__ is not None:
             error = error.__cause__
-        final = isinstance(error, _FINAL) and not isinstance(error, StorageError)
+        final = is_final(error)
         if final or isinstance(error, (OwnTrouble, asyncio.CancelledError)):
             return False
         return isinstance(error, self.on)

@@ -53,7 +53,7 @@ def job(tmp_path: Path) -> Iterator[tuple[list[str], dict[str, str], Path]]:
     command = [
         sys.executable, "-m", "datagen_ray", "run", str(code / "job.py"),
         "--source", str(tmp_path / "rows.jsonl"), "--root", str(tmp_path / "root"),
-        "--experiment", "e", "--workers", "1", "--json",
+        "--experiment", "e", "--workers", "1", "--json", "--drain-s", "1",
     ]  # fmt: skip
     ray_folder = tempfile.mkdtemp(prefix="dgr", dir="/tmp")
     env = {

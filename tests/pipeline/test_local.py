@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from datagen_ray.crashpoints import ENVIRONMENT_VARIABLE
-from datagen_ray.errors import ConfigError, PipelineMismatchError, SourceError
+from datagen_ray.errors import CodecError, ConfigError, PipelineMismatchError, SourceError
 from datagen_ray.pipeline.local import run_local
 from datagen_ray.pipeline.pipeline import Pipeline
+from datagen_ray.pipeline.results import Permanent
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.layout import log_uri
 from datagen_ray.store.runs import list_runs
@@ -263,3 +264,23 @@ def test_a_step_that_cancels_its_own_task_fails_its_root_and_no_other(tmp_path: 
     summary = run_local(Pipeline("p", [rash]), rows, key="id", root=tmp_path, fsync=False)
     assert (summary.completed, summary.failed) == (2, 1)
     assert "cancelled" in (summary.failures[0].error or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "calls_in_a_run"),
+    [(Permanent("never"), 1), (CodecError("a wrong value"), 1), (ValueError("maybe"), 3)],
+)
+def test_what_says_that_it_would_fail_again_is_not_resumed_in_the_same_run(
+    tmp_path: Path, error: Exception, calls_in_a_run: int
+) -> None:
+    calls: list[int] = []
+
+    @step
+    def parse(item: Any) -> None:
+        calls.append(1)
+        raise error
+
+    for run in (1, 2):
+        summary = run_local(Pipeline("p", [parse]), [{"id": 1}], key="id", root=tmp_path)
+        assert summary.failed == 1
+        assert len(calls) == run * calls_in_a_run
