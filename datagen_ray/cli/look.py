@@ -213,7 +213,8 @@ def _overview_lines(found: Overview) -> Iterator[str]:
     for error_type, count in found.failures_by_error_type.items():
         yield f"  {error_type}  {count}"
     for run_id, run in found.failures_by_run.items():
-        yield f"  in run {run_id}: {run.failures}, roots such as {', '.join(run.sample_root_item_ids)}"
+        roots = ", ".join(run.sample_root_item_ids)
+        yield f"  in run {run_id}: {run.failures}, roots such as {roots}"
     for item_id, error in sorted(found.violations.items()):
         yield f"damaged    {item_id}: {error}"
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from datagen_ray.pipeline.endings import Drained
 from datagen_ray.pipeline.executor import Executor, RootTask
-from datagen_ray.pipeline.nodes import MapReduce
+from datagen_ray.pipeline.nodes import MapReduce, Sequence
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.places import SPAN_S, Place, Places, most_begun
 from datagen_ray.pipeline.steps import step
-from tests.pipeline.support import ListLog, ListSink
+from tests.pipeline.support import ListLog, ListSink, durable_completions, run_once
 
 
 class HandClock:
@@ -286,3 +287,102 @@ def test_roots_that_wait_for_a_slow_log_let_others_begin() -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
     assert most == most_begun(4)
     assert calls.most <= 4
+
+
+@trial
+async def test_time_alone_lets_another_root_begin_while_the_log_takes_long(
+    clock: HandClock,
+) -> None:
+    places = Places(2, clock_s=clock)
+    first = begun(places)
+    begun(places)
+    first.leave()
+    assert places.try_begin() is None
+    clock.now_s += SPAN_S
+    begun(places)
+
+
+@trial
+async def test_roots_begin_in_the_order_in_which_they_asked(clock: HandClock) -> None:
+    places = Places(2, clock_s=clock)
+    first = begun(places)
+    begun(places)
+    first.leave()
+    early = asyncio.ensure_future(places.begin())
+    await turns()
+    clock.now_s += SPAN_S  # one more is worth beginning now
+    late = asyncio.ensure_future(places.begin())
+    await turns()
+    assert not late.done()
+    await first.enter()
+    first.end()
+    await early
+    assert not late.done()
+    late.cancel()
+
+
+@trial
+async def test_where_no_code_is_to_begin_all_that_ask_are_drained_and_give_their_places_back(
+    clock: HandClock,
+) -> None:
+    places = Places(2, clock_s=clock)
+    running, other = begun(places), begun(places)
+    wait_long_enough_to_matter(running, clock)
+    begun(places)
+    returning = asyncio.ensure_future(running.enter())
+    new = asyncio.ensure_future(places.begin())
+    await turns()
+    places.close()
+    for asked in (returning, new):
+        with pytest.raises(Drained):
+            await asked
+    with pytest.raises(Drained):
+        await places.begin()
+    with pytest.raises(Drained):
+        other.check()
+    assert places.try_begin() is None
+    for place in (running, other):
+        place.end()
+
+
+def test_a_drain_lets_the_steps_of_all_sub_items_end_and_loses_none() -> None:
+    """A fan-out whose sub-items are in their first of two steps, told to end, then resumed."""
+    ran: list[str] = []
+    gate = asyncio.Event()
+
+    @step
+    async def one(_: Any, ctx: Any) -> dict[str, Any]:
+        ran.append(f"one {ctx.item_id}")
+        await gate.wait()
+        return {"x": 1}
+
+    @step
+    async def two(_: Any, ctx: Any) -> None:
+        ran.append(f"two {ctx.item_id}")
+
+    def reduce(results: Any) -> dict[str, Any]:
+        return {"count": len(results)}
+
+    fan = MapReduce("m", split=lambda _: [{}] * 3, each=Sequence("s", [one, two]), reduce=reduce)
+    pipeline = Pipeline("p", [fan])
+
+    async def main() -> None:
+        log = ListLog()
+        executor = Executor(pipeline, ListSink(log), run_id="r", blobs=log)
+        await executor.start()
+        run = asyncio.ensure_future(executor.run(RootTask("5", {})))
+        while len(ran) < 3:
+            await asyncio.sleep(0)
+        executor.drain()
+        gate.set()
+        with pytest.raises(Drained):
+            await run
+        await executor.close()
+        assert sorted(ran) == [f"one 5/m:{n}" for n in range(3)]
+        assert sum("one[" in at for _, at in durable_completions(log.events)) == 3
+
+        result = await run_once(pipeline, log, None, sink=ListSink(log, epoch=2))
+        assert result.status == "completed"
+        assert sorted(ran)[3:] == [f"two 5/m:{n}" for n in range(3)]
+
+    asyncio.run(asyncio.wait_for(main(), 30))
