@@ -20,6 +20,7 @@ started again before the driver has made sure that its own run is still the late
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ T = TypeVar("T")
 LOOK_AHEAD_LEAST = 4
 CHECK_TERM_S = 5.0
 RETRY_START_S = 0.2
+ASK_AGAIN_S = 1.0
+"""How often a worker without work asks the others for some, also if nothing has changed."""
+CLOSING_S = 5.0
+"""How long after its steps a worker of an interrupted run has to close."""
 OFFER_FACTOR = 5.0
 """Taking an offer may include reading long histories, so it gets more time than other calls."""
 MAX_BARREN_LIVES = 6
@@ -188,7 +193,6 @@ class Driver:
         self._serving: set[str] = set()
         self._unsure: set[str] = set()
         self._alone_slot: str | None = None
-        self._begun: dict[str, int] = {}
 
     async def run(self) -> RunCounts:
         """Serve until every root has ended, then stop the workers.
@@ -217,7 +221,7 @@ class Driver:
             serving = sorted(self._serving)
             await _cancelled(tasks)
             self._listener.phase("closing")
-            await asyncio.gather(*map(self._stop, serving))
+            await asyncio.gather(*(self._stop(slot, self._config.silence_s) for slot in serving))
         except asyncio.CancelledError:
             await self._let_steps_end(tasks)
             raise
@@ -268,11 +272,11 @@ class Driver:
                 f"interrupted: running steps get {self._config.drain_s:g} s to end; "
                 "a second interrupt ends them now"
             )
-            await asyncio.gather(*map(self._stop, serving))
+            await asyncio.gather(*(self._stop(slot, CLOSING_S) for slot in serving))
 
-    async def _stop(self, slot: str) -> None:
+    async def _stop(self, slot: str, silence_s: float) -> None:
         try:
-            end_s = self._config.drain_s + self._config.silence_s
+            end_s = self._config.drain_s + silence_s
             await within(self._handles[slot].stop(self._config.drain_s), end_s)
         except asyncio.TimeoutError:
             self._listener.note(f"{slot} did not close in {end_s:g} s")
@@ -409,12 +413,13 @@ class Driver:
             if not self._roots.hand(slot):
                 if not life.unclean:
                     raise WorkerLostError("it drained and has nothing left", gone=False)
-                await self._changed.wait()
+                # What another has may wait for the log just now, and can be had in a moment.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await within(self._changed.wait(), ASK_AGAIN_S)
                 continue
             collected = await self._answered(handle.collect(life.acknowledged))
             life.acknowledged = collected.last
             life.begun, life.just_ended = collected.begun, len(collected.outcomes)
-            self._begun[slot] = max(self._config.concurrency, collected.begun)
             for outcome in collected.outcomes:
                 self._roots.settle(slot, outcome)
             if collected.outcomes:
@@ -481,7 +486,7 @@ class Driver:
         if slot == self._alone_slot:
             return False
         waiting = {
-            other: len(self._roots.hand(other)) - self._begun.get(other, self._config.concurrency)
+            other: len(self._roots.hand(other)) - self._config.concurrency
             for other in self._serving
             if other not in (slot, self._alone_slot)
         }

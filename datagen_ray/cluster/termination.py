@@ -12,6 +12,7 @@ is the function that Ray's handler calls.
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from types import FrameType
 from typing import Any
 
 from ray._private import worker as ray_worker
+
+_LOGGER = logging.getLogger("datagen_ray.cluster")
 
 _TERMINATED = threading.Event()
 
@@ -62,7 +65,13 @@ def before_exit_by_sigterm(begin: Callable[[], bool]) -> None:
     It is called on the main thread, must return at once, and says whether the exit is left to it:
     then the signal counts as taken, and the process goes on until it is sent the next one.
     """
-    exit_now = getattr(ray_worker, RAYS_EXIT)
+    exit_now = getattr(ray_worker, RAYS_EXIT, None)
+    if exit_now is None:
+        _LOGGER.warning(
+            "this version of Ray has no %s: SIGTERM ends the steps of this worker at once",
+            RAYS_EXIT,
+        )
+        return
 
     def exit_or_leave(*args: Any, **keywords: Any) -> None:
         if not begin():

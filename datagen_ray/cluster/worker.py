@@ -140,6 +140,7 @@ class Worker:
         self._queue: deque[Assignment] = deque()
         self._in_hand: set[str] = set()
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._places: dict[str, Place] = {}
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
         self._told_begun = 0
@@ -279,14 +280,30 @@ class Worker:
         return len(self._running) > self._told_begun
 
     async def withdraw(self, most: int) -> tuple[str, ...]:
-        """Give back up to ``most`` roots that have not begun, those that came last first."""
+        """Give back up to ``most`` roots of which no step runs, those that came last first.
+
+        First those that have not begun, then those that wait for a place to go on: all that these
+        did is durable, so another worker goes on with them.
+        """
         self._ready()
         given: list[str] = []
         while self._queue and len(given) < most:
             root_id = self._queue.pop().root_id
-            self._in_hand.discard(root_id)
             self._histories.pop(root_id, None)
             given.append(root_id)
+        waiting = [root_id for root_id, place in self._places.items() if place.asks]
+        leaving = {
+            root_id: self._running[root_id]
+            for root_id in waiting[::-1][: most - len(given)]
+            if root_id in self._running
+        }
+        for root_id in leaving:
+            self._places[root_id].refuse()
+        if leaving:
+            await asyncio.wait(leaving.values())
+        ended = {outcome.root_id for outcome in self._outcomes}
+        given += [root_id for root_id in leaving if root_id not in ended]
+        self._in_hand.difference_update(given)
         return tuple(given)
 
     async def drain(self, grace_s: float) -> None:
@@ -335,6 +352,7 @@ class Worker:
             assignment = self._queue.popleft()
             task = asyncio.ensure_future(self._run(assignment, place))
             self._running[assignment.root_id] = task
+            self._places[assignment.root_id] = place
             if self._begun_unsaid():
                 self._news.set()
 
@@ -346,6 +364,7 @@ class Worker:
         finally:
             place.end()
             self._running.pop(root_id, None)
+            self._places.pop(root_id, None)
             if outcome is not None:
                 failed = outcome.status is OutcomeStatus.FAILED
                 self._metrics.root_ended(root_id, failed=failed)

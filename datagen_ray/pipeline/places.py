@@ -66,9 +66,8 @@ class Places:
     def close(self) -> None:
         """From here on no user code begins: roots that would call some end with ``Drained``."""
         self._closed = True
-        for place in self._returning:
-            place.refused()
-        self._returning.clear()
+        for place in list(self._returning):
+            place.refuse()
         while self._beginning:
             turn = self._beginning.popleft()
             if not turn.done():
@@ -163,6 +162,7 @@ class Place:
         self._within = 1
         self._holds = True
         self._asks = False
+        self._refused = False
         self._entering: list[_Turn] = []
         self._ended = False
 
@@ -179,8 +179,9 @@ class Place:
                 turn.set_result(None)
         self._entering.clear()
 
-    def refused(self) -> None:
-        """It will not have a place any more."""
+    def refuse(self) -> None:
+        """Let a root that has no place have none any more: its streams end with ``Drained``."""
+        self._refused = True
         for turn in self._entering:
             if not turn.done():
                 turn.set_exception(Drained())
@@ -188,7 +189,7 @@ class Place:
 
     def check(self) -> None:
         """Raise ``Drained`` where no user code is to begin any more."""
-        if self._places.closed:
+        if self._refused or self._places.closed:
             raise Drained
 
     def join(self) -> None:

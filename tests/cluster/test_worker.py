@@ -22,6 +22,7 @@ from datagen_ray.cluster.messages import (
 )
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import RunSupersededError
+from datagen_ray.pipeline import places as places_module
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.runs import RunTerm, begin_run
@@ -51,10 +52,12 @@ class Work:
     def next_term(self, run_id: str) -> RunTerm:
         return begin_run(self.log_uri, run_id, pipeline_tree={}, fingerprint="f", origin="test")
 
-    def worker(self, incarnation: str = "first", concurrency: int = 2) -> Worker:
+    def worker(
+        self, incarnation: str = "first", concurrency: int = 2, slot: str = "worker-0"
+    ) -> Worker:
         config = WorkerConfig(
             log_uri=self.log_uri,
-            slot="worker-0",
+            slot=slot,
             term=self.term,
             pipeline=b"",
             concurrency=concurrency,
@@ -162,6 +165,46 @@ def test_what_has_not_begun_can_be_withdrawn(tmp_path: Path) -> None:
         assert [each.root_id for each in await collected(worker, 1)] == ["a"]
         await worker.drain(1)
         assert work.ran == ["a"]
+
+    to_end(scene())
+
+
+def test_a_root_that_waits_for_a_place_can_be_withdrawn_and_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Any wait for the log is long enough to begin another root.
+    monkeypatch.setattr(places_module, "WORTH_MORE", -1.0)
+
+    async def scene() -> None:
+        work = Work(tmp_path)
+        begun: list[str] = []
+
+        @step
+        async def before(item: Any, ctx: Any) -> dict[str, Any]:
+            begun.append(ctx.item_id)
+            return {"a": 1}
+
+        work.steps.insert(0, before)
+        worker = work.worker(concurrency=2)
+        await worker.start()
+        await worker.offer(fresh("a", "b", "c"), 0)
+        while len(work.ran) < 2 or len(begun) < 3:
+            await asyncio.sleep(0)
+        (waits,) = {"a", "b", "c"} - set(work.ran)
+        while not (given := await worker.withdraw(5)):
+            await asyncio.sleep(0)
+        assert given == (waits,)
+        other = work.worker("other", slot="worker-1")
+        await other.start()
+        await other.offer([Assignment(waits, Mode.RESUME)], 0)
+        while waits not in work.ran:
+            await asyncio.sleep(0)
+        work.gate.set()
+        assert [each.root_id for each in await collected(other, 1)] == [waits]
+        assert len(await collected(worker, 2)) == 2
+        assert sorted(begun) == ["a", "b", "c"], "what was durable did not run again"
+        await worker.drain(1)
+        await other.drain(1)
 
     to_end(scene())
 
