@@ -139,7 +139,7 @@ class Worker:
         self._reason: str | None = None
         self._queue: deque[Assignment] = deque()
         self._in_hand: set[str] = set()
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, asyncio.Task[bool]] = {}
         self._places: dict[str, Place] = {}
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
@@ -301,8 +301,7 @@ class Worker:
             self._places[root_id].refuse()
         if leaving:
             await asyncio.wait(leaving.values())
-        ended = {outcome.root_id for outcome in self._outcomes}
-        given += [root_id for root_id in leaving if root_id not in ended]
+        given += [root_id for root_id, task in leaving.items() if _was_drained(task)]
         self._in_hand.difference_update(given)
         return tuple(given)
 
@@ -356,7 +355,8 @@ class Worker:
             if self._begun_unsaid():
                 self._news.set()
 
-    async def _run(self, assignment: Assignment, place: Place) -> None:
+    async def _run(self, assignment: Assignment, place: Place) -> bool:
+        """Run one root; whether it was stopped between two steps, with all that it did durable."""
         root_id = assignment.root_id
         outcome: Outcome | None = None
         try:
@@ -371,6 +371,7 @@ class Worker:
             if outcome is not None and self._state in (WorkerState.READY, WorkerState.DRAINING):
                 self._outcomes.append(outcome)
                 self._news.set()
+        return outcome is None and self._state not in _HALTED
 
     async def _outcome(self, assignment: Assignment, place: Place) -> Outcome | None:
         root_id = assignment.root_id
@@ -471,6 +472,10 @@ class Worker:
             if self._state not in _HALTED:
                 raise
             self._reason = self._reason or _one_line(error)
+
+
+def _was_drained(task: asyncio.Task[bool]) -> bool:
+    return not task.cancelled() and task.exception() is None and task.result()
 
 
 def _one_line(error: BaseException) -> str:

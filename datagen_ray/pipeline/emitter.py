@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from datagen_ray.errors import ConfigError, StorageError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.log.validate import batch_size_bytes
+from datagen_ray.pipeline.endings import Drained
 from datagen_ray.pipeline.places import Place
 from datagen_ray.pipeline.sink import EventSink
 
@@ -63,6 +64,7 @@ class Emitter:
         self._held: list[DatagenEvent] = []
         self._held_checkpoints = 0
         self._owed = False
+        self._last: asyncio.Future[None] | None = None
         self._unsettled: asyncio.Future[None] | None = None
         self._waiter: _Known | None = None
 
@@ -91,12 +93,17 @@ class Emitter:
     async def settle(self) -> None:
         """Return when all that was emitted is durable; to be awaited before user code is called.
 
-        Raises ``Drained`` then where no user code is to be called any more.
+        Raises ``Drained`` where no user code is to be called any more. Then all that was handed
+        over is durable, since another worker may go on with the item at once.
         """
         self._hand_over()
-        await self._outcome(self._place)
-        if self._place is not None:
-            self._place.check()
+        try:
+            await self._outcome(self._place)
+            if self._place is not None:
+                self._place.check()
+        except Drained:
+            await self._everything_durable()
+            raise
 
     async def finish(self) -> None:
         """Leave the place for good, and return when all that was emitted is durable."""
@@ -109,6 +116,12 @@ class Emitter:
         """Return when the batch, and so all before it, is durable."""
         self._append(events, int(checkpoint), owed=True)
         await self._outcome(self._place)
+
+    async def _everything_durable(self) -> None:
+        if self._last is not None:
+            # The shard writes in order, so the last batch stands for all.
+            self._unsettled = self._last
+            await self._outcome(None)
 
     def _hand_over(self) -> None:
         if self._held:
@@ -126,6 +139,7 @@ class Emitter:
         self._held = []
         self._held_checkpoints = 0
         self._owed = False
+        self._last = future
         if owed:
             self._unsettled = future
 
@@ -135,6 +149,8 @@ class Emitter:
                 self._broken = self._broken or error
             else:
                 self._tally.checkpoints += checkpoints
+            if self._last is done:
+                self._last = None
             if self._unsettled is done:
                 self._unsettled = None
                 if self._waiter is not None and not self._waiter.done():

@@ -11,6 +11,8 @@ import pytest
 from datagen_ray.errors import ConfigError, InvalidEventError, StorageError
 from datagen_ray.log.events import DatagenEvent
 from datagen_ray.pipeline.emitter import MOST_HELD_BYTES, Emitter, Tally
+from datagen_ray.pipeline.endings import Drained
+from datagen_ray.pipeline.places import Places
 from tests.log.builders import created, field_set
 
 A, B, C, D = (created(seq) for seq in (1, 2, 3, 4))
@@ -166,3 +168,41 @@ async def test_a_closed_sink_is_trouble_of_the_storage(
     emitter.emit([A])
     with pytest.raises(StorageError, match="cannot be written to any more"):
         await emitter.settle()
+
+
+def test_a_stream_that_is_drained_has_all_its_rows_in_the_log() -> None:
+    """Another worker may go on with it at once, and must not find a row come in later."""
+
+    async def scene() -> None:
+        sink, tally = HeldSink(), Tally()
+        place = Places(1).try_begin()
+        assert place is not None
+        emitter = Emitter(sink, tally, place)
+        place.refuse()
+        emitter.queue([A])
+        settled = asyncio.ensure_future(emitter.settle())
+        await turns()
+        assert sink.batches == [[A]]
+        assert not settled.done()
+        sink.futures[0].set_result(None)
+        with pytest.raises(Drained):
+            await settled
+
+    asyncio.run(scene())
+
+
+def test_a_stream_whose_last_rows_are_in_doubt_is_not_called_drained() -> None:
+    async def scene() -> None:
+        sink, tally = HeldSink(), Tally()
+        place = Places(1).try_begin()
+        assert place is not None
+        emitter = Emitter(sink, tally, place)
+        place.refuse()
+        emitter.queue([A])
+        settled = asyncio.ensure_future(emitter.settle())
+        await turns()
+        sink.futures[0].set_exception(StorageError("full"))
+        with pytest.raises(StorageError):
+            await settled
+
+    asyncio.run(scene())
