@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from datagen_ray.cluster.messages import (
 from datagen_ray.cluster.worker import NotStartedError, Worker
 from datagen_ray.errors import RunSupersededError
 from datagen_ray.pipeline import places as places_module
+from datagen_ray.pipeline.nodes import MapReduce, Sequence
 from datagen_ray.pipeline.pipeline import Pipeline
 from datagen_ray.pipeline.steps import step
 from datagen_ray.store.runs import RunTerm, begin_run
@@ -207,6 +210,70 @@ def test_a_root_that_waits_for_a_place_can_be_withdrawn_and_goes_on_elsewhere(
         await other.drain(1)
 
     to_end(scene())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_roots_that_go_from_worker_to_worker_leave_a_sound_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(places_module, "WORTH_MORE", -1.0)
+    rng = random.Random(seed)
+    calls: Counter[tuple[str, str]] = Counter()
+
+    async def scene() -> None:
+        work = Work(tmp_path)
+
+        async def call(_: Any, ctx: Any) -> dict[str, Any]:
+            calls[ctx.item_id, str(ctx.position)] += 1
+            if ctx.position.step_name != "a":
+                await asyncio.sleep(rng.choice((0.001, 0.03)))
+            return {"v": 1}
+
+        def reduce(results: Any) -> dict[str, Any]:
+            return {"count": len(results)}
+
+        each = Sequence("pair", [step(name="c")(call), step(name="d")(call)])
+        work.steps[:] = [
+            step(name="a")(call),
+            MapReduce("m", split=lambda _: [{}] * 2, each=each, reduce=reduce),
+            step(name="b")(call),
+        ]
+        workers = [work.worker(f"w{n}", concurrency=4, slot=f"worker-{n}") for n in range(2)]
+        for worker in workers:
+            await worker.start()
+        ids = [f"r{n}" for n in range(80)]
+        for worker, given in zip(workers, (ids[::2], ids[1::2]), strict=True):
+            await worker.offer(fresh(*given), 0)
+        ended: list[str] = []
+
+        async def gathered(worker: Worker) -> None:
+            last = 0
+            while len(ended) < len(ids):
+                found = await worker.collect(last)
+                last = found.last
+                assert all(each.status is OutcomeStatus.COMPLETED for each in found.outcomes)
+                ended.extend(each.root_id for each in found.outcomes)
+
+        gathering = asyncio.gather(*map(gathered, workers))
+        went_on = 0
+        while not gathering.done():
+            here = rng.randrange(2)
+            moved = await workers[here].withdraw(30)
+            begun = {item_id.partition("/")[0] for item_id, _ in calls}
+            went_on += len(begun.intersection(moved))
+            again = [Assignment(each, Mode.RESUME, {"n": 1}) for each in moved]
+            await workers[1 - here].offer(again, 0)
+            await asyncio.sleep(0)
+        await gathering
+        for worker in workers:
+            await worker.drain(5)
+        assert sorted(ended) == sorted(ids)
+        assert went_on, "roots that had begun did go from one to the other"
+
+    to_end(scene())
+    with DatagenStore.open(str(tmp_path / "log.lance"), read_only=True) as store:
+        assert store.verify().violations == ()
+        assert set(calls.values()) == {1}, "no step ran again"
 
 
 def test_a_worker_whose_shard_was_claimed_says_so_and_acknowledges_nothing(
