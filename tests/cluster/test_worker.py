@@ -241,7 +241,7 @@ def test_roots_that_go_from_worker_to_worker_leave_a_sound_log(
         workers = [work.worker(f"w{n}", concurrency=4, slot=f"worker-{n}") for n in range(2)]
         for worker in workers:
             await worker.start()
-        ids = [f"r{n}" for n in range(80)]
+        ids = [f"r{n}" for n in range(120)]
         for worker, given in zip(workers, (ids[::2], ids[1::2]), strict=True):
             await worker.offer(fresh(*given), 0)
         ended: list[str] = []
