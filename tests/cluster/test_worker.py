@@ -270,7 +270,7 @@ def test_roots_that_go_from_worker_to_worker_leave_a_sound_log(
         assert sorted(ended) == sorted(ids)
         assert went_on, "roots that had begun did go from one to the other"
 
-    to_end(scene())
+    asyncio.run(asyncio.wait_for(scene(), 120))
     with DatagenStore.open(str(tmp_path / "log.lance"), read_only=True) as store:
         assert store.verify().violations == ()
         assert set(calls.values()) == {1}, "no step ran again"
