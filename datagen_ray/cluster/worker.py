@@ -29,7 +29,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from datagen_ray.cluster.messages import (
     Assignment,
@@ -63,7 +63,7 @@ from datagen_ray.errors import (
     WriterPoisonedError,
 )
 from datagen_ray.log.events import DatagenEvent
-from datagen_ray.pipeline.endings import Drained
+from datagen_ray.pipeline.endings import SELF_CANCELLED, Drained
 from datagen_ray.pipeline.executor import Executor, RootTask
 from datagen_ray.pipeline.limits import Limits
 from datagen_ray.pipeline.placement import RemoteCalls
@@ -91,6 +91,13 @@ _HALTED = (WorkerState.FENCED, WorkerState.SUPERSEDED, WorkerState.BROKEN)
 
 class NotStartedError(Exception):
     """A call reached a worker that has not claimed its shard: an earlier one was restarted."""
+
+
+class _Running(NamedTuple):
+    """A root that has begun and not ended; the task says whether it was drained."""
+
+    task: asyncio.Task[bool]
+    place: Place
 
 
 class _Blobs:
@@ -139,8 +146,7 @@ class Worker:
         self._reason: str | None = None
         self._queue: deque[Assignment] = deque()
         self._in_hand: set[str] = set()
-        self._running: dict[str, asyncio.Task[bool]] = {}
-        self._places: dict[str, Place] = {}
+        self._running: dict[str, _Running] = {}
         self._histories: dict[str, Sequence[DatagenEvent]] = {}
         self._outcomes: deque[Outcome] = deque()
         self._told_begun = 0
@@ -291,14 +297,10 @@ class Worker:
             root_id = self._queue.pop().root_id
             self._histories.pop(root_id, None)
             given.append(root_id)
-        waiting = [root_id for root_id, place in self._places.items() if place.asks]
-        leaving = {
-            root_id: self._running[root_id]
-            for root_id in waiting[::-1][: most - len(given)]
-            if root_id in self._running
-        }
+        waiting = [item for item in self._running.items() if item[1].place.asks]
+        leaving = {root_id: run.task for root_id, run in waiting[::-1][: most - len(given)]}
         for root_id in leaving:
-            self._places[root_id].refuse()
+            self._running[root_id].place.refuse()
         if leaving:
             await asyncio.wait(leaving.values())
         given += [root_id for root_id, task in leaving.items() if _was_drained(task)]
@@ -350,8 +352,7 @@ class Worker:
                 return
             assignment = self._queue.popleft()
             task = asyncio.ensure_future(self._run(assignment, place))
-            self._running[assignment.root_id] = task
-            self._places[assignment.root_id] = place
+            self._running[assignment.root_id] = _Running(task, place)
             if self._begun_unsaid():
                 self._news.set()
 
@@ -364,7 +365,6 @@ class Worker:
         finally:
             place.end()
             self._running.pop(root_id, None)
-            self._places.pop(root_id, None)
             if outcome is not None:
                 failed = outcome.status is OutcomeStatus.FAILED
                 self._metrics.root_ended(root_id, failed=failed)
@@ -399,8 +399,7 @@ class Worker:
             if self._state is not WorkerState.READY:
                 raise
             # Nobody here cancels a root of a worker that is to go on.
-            error_text = "CancelledError: a step cancelled the task that it runs in"
-            return Outcome(root_id, OutcomeStatus.FAILED, error=error_text, can_retry=False)
+            return Outcome(root_id, OutcomeStatus.FAILED, error=SELF_CANCELLED, can_retry=False)
         except BaseException as error:
             # Without an outcome the root would be waited for without end.
             self._halt(WorkerState.BROKEN, error)
@@ -444,13 +443,13 @@ class Worker:
             self._publish_now({})  # the process may be ended any moment
         self._queue.clear()
         current = asyncio.current_task()
-        for task in self._running.values():
-            if task is not current:
-                task.cancel()
+        for run in self._running.values():
+            if run.task is not current:
+                run.task.cancel()
         self._news.set()
 
     async def _close(self, grace_s: float) -> None:
-        running = list(self._running.values())
+        running = [run.task for run in self._running.values()]
         if running:
             _, late = await asyncio.wait(running, timeout=grace_s)
             for task in late:

@@ -34,6 +34,10 @@ item. What comes out of user code but is trouble of *this* log is wrapped in :cl
 """
 
 
+SELF_CANCELLED = "CancelledError: a step cancelled the task that it runs in"
+"""Why a root failed whose task was cancelled though nobody outside of it did that."""
+
+
 class OwnTrouble(Exception):
     """This log could not be read on behalf of user code; the cause says why."""
 

@@ -19,6 +19,7 @@ from datagen_ray.errors import DamagedLogError
 from datagen_ray.log.events import DatagenEvent, DatagenItemStatus
 from datagen_ray.pipeline.calls import Sleep
 from datagen_ray.pipeline.counts import RootCounts
+from datagen_ray.pipeline.endings import SELF_CANCELLED
 from datagen_ray.pipeline.environment import Observe
 from datagen_ray.pipeline.executor import Executor, RootResult, RootTask
 from datagen_ray.pipeline.pipeline import Pipeline, tree_changes
@@ -270,8 +271,7 @@ class LocalRun:
                 if self._ending:
                     raise
                 # By the step itself, as nobody else has the task; the others go on.
-                why = "CancelledError: a step cancelled the task that it runs in"
-                result = RootResult(task.root_id, "failed", 0, 0, 0, why)
+                result = RootResult(task.root_id, "failed", 0, 0, 0, SELF_CANCELLED)
             summary.steps_executed += result.steps_executed
             summary.checkpoints += result.checkpoints
             if not result.can_retry or not retries_left:

@@ -170,39 +170,44 @@ async def test_a_closed_sink_is_trouble_of_the_storage(
         await emitter.settle()
 
 
-def test_a_stream_that_is_drained_has_all_its_rows_in_the_log() -> None:
-    """Another worker may go on with it at once, and must not find a row come in later."""
+def refused_stream(
+    test: Callable[[asyncio.Task[None], HeldSink], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    """Settling a queued row of a root that is to have no place any more."""
 
     async def scene() -> None:
-        sink, tally = HeldSink(), Tally()
-        place = Places(1).try_begin()
+        sink, place = HeldSink(), Places(1).try_begin()
         assert place is not None
-        emitter = Emitter(sink, tally, place)
+        emitter = Emitter(sink, Tally(), place)
         place.refuse()
         emitter.queue([A])
-        settled = asyncio.ensure_future(emitter.settle())
+        settled = asyncio.create_task(emitter.settle())
         await turns()
         assert sink.batches == [[A]]
         assert not settled.done()
-        sink.futures[0].set_result(None)
-        with pytest.raises(Drained):
-            await settled
+        await test(settled, sink)
 
-    asyncio.run(scene())
+    def run() -> None:
+        asyncio.run(scene())
+
+    run.__name__ = test.__name__
+    return run
 
 
-def test_a_stream_whose_last_rows_are_in_doubt_is_not_called_drained() -> None:
-    async def scene() -> None:
-        sink, tally = HeldSink(), Tally()
-        place = Places(1).try_begin()
-        assert place is not None
-        emitter = Emitter(sink, tally, place)
-        place.refuse()
-        emitter.queue([A])
-        settled = asyncio.ensure_future(emitter.settle())
-        await turns()
-        sink.futures[0].set_exception(StorageError("full"))
-        with pytest.raises(StorageError):
-            await settled
+@refused_stream
+async def test_a_stream_that_is_drained_has_all_its_rows_in_the_log(
+    settled: asyncio.Task[None], sink: HeldSink
+) -> None:
+    """Another worker may go on with it at once, and must not find a row come in later."""
+    sink.futures[0].set_result(None)
+    with pytest.raises(Drained):
+        await settled
 
-    asyncio.run(scene())
+
+@refused_stream
+async def test_a_stream_whose_last_rows_are_in_doubt_is_not_called_drained(
+    settled: asyncio.Task[None], sink: HeldSink
+) -> None:
+    sink.futures[0].set_exception(StorageError("full"))
+    with pytest.raises(StorageError):
+        await settled
