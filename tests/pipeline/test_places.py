@@ -228,22 +228,28 @@ class Calls:
         self.pipeline = Pipeline("p", [step(name="a")(call), step(name="b")(call), fan])
 
 
+def run_all(
+    pipeline: Pipeline, count: int, sink: type[ListSink] = ListSink, **options: Any
+) -> None:
+    """So many roots at once, to their ends."""
+
+    async def main() -> None:
+        log = ListLog()
+        executor = Executor(pipeline, sink(log), run_id="r", blobs=log, **options)
+        await executor.start()
+        tasks = [RootTask(str(number), {}) for number in range(count)]
+        results = await asyncio.gather(*(executor.run(task) for task in tasks))
+        assert [result.status for result in results] == ["completed"] * count
+        await executor.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 @pytest.mark.parametrize("places", [1, 2, 8])
 def test_steps_of_no_more_roots_run_at_a_time_than_there_are_places(places: int) -> None:
     calls = Calls()
 
-    async def main() -> None:
-        log = ListLog()
-        executor = Executor(
-            calls.pipeline, ListSink(log), run_id="r", blobs=log, max_in_flight_roots=places
-        )
-        await executor.start()
-        tasks = [RootTask(str(number), {}) for number in range(40)]
-        results = await asyncio.gather(*(executor.run(task) for task in tasks))
-        assert [result.status for result in results] == ["completed"] * 40
-        await executor.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run_all(calls.pipeline, 40, max_in_flight_roots=places)
     assert calls.most == places
     if places == 1:
         assert calls.order == sorted(calls.order, key=int), "one root after the other"
@@ -270,21 +276,7 @@ def test_roots_that_wait_for_a_slow_log_let_others_begin() -> None:
             taken.add_done_callback(lambda _: loop.call_later(0.01, late.set_result, None))
             return late
 
-    async def main() -> None:
-        log = ListLog()
-        executor = Executor(
-            calls.pipeline,
-            SlowSink(log),
-            run_id="r",
-            blobs=log,
-            max_in_flight_roots=4,
-            observe=observe,
-        )
-        await executor.start()
-        await asyncio.gather(*(executor.run(RootTask(str(number), {})) for number in range(60)))
-        await executor.close()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    run_all(calls.pipeline, 60, SlowSink, max_in_flight_roots=4, observe=observe)
     assert most == most_begun(4)
     assert calls.most <= 4
 
